@@ -12,15 +12,11 @@ namespace {
 /// All lanes of the warp must execute an aligned instruction together.
 bool whole_warp(const Warp& w, std::uint32_t mask) { return w.converged(mask, w.live()); }
 
-/// The number of threads that an instruction names; 0: all.
-std::uint32_t expected_by(Warp& w, const Instruction& i, std::uint32_t mask) {
-  return i.op_count > 1 ? w.in<std::uint32_t>(i.ops[1])[__builtin_ctz(mask)] : 0;
-}
-
-NamedBarrier& arrive_at(Warp& w, std::uint32_t expected, std::uint32_t id, std::uint32_t mask) {
+NamedBarrier& arrive_at(Warp& w, const Instruction& i, std::uint32_t id, std::uint32_t mask) {
   const int lane = __builtin_ctz(mask);
   if (id >= 16) w.fail("barrier " + std::to_string(id) + " does not exist", lane);
   NamedBarrier& barrier = w.cta().barriers[id];
+  const std::uint32_t expected = i.op_count > 1 ? w.in<std::uint32_t>(i.ops[1])[lane] : 0;
   if (expected % kLanes != 0) w.fail("the threads of a barrier are not whole warps", lane);
   if (barrier.arrived != 0 && barrier.expected != expected) {
     w.fail("barrier " + std::to_string(id) + " expects " + std::to_string(barrier.expected) +
@@ -37,20 +33,18 @@ NamedBarrier& arrive_at(Warp& w, std::uint32_t expected, std::uint32_t id, std::
 void complete_if_full(Cta& cta, NamedBarrier& barrier) {
   if (barrier.arrived < (barrier.expected == 0 ? cta.live_threads() : barrier.expected)) return;
   barrier.arrived = 0;
-  barrier.result = barrier.any;
-  barrier.any = false;
   ++barrier.generation;
 }
 
-/// Arrives and waits; `any`: the warp's part of bar.red.or.
-Step sync_at(Warp& w, std::uint32_t expected, std::uint32_t id, std::uint32_t mask, bool any) {
+Step sync(Warp& w, const Instruction& i, std::uint32_t mask) {
+  if (!whole_warp(w, mask)) return Step::blocked;
+  const std::uint32_t id = w.in<std::uint32_t>(i.ops[0])[__builtin_ctz(mask)];
   if (id < 16 && w.barrier_wait[id] != 0) {
     if (w.cta().barriers[id].generation + 1 == w.barrier_wait[id]) return Step::blocked;
     w.barrier_wait[id] = 0;
     return Step::next;
   }
-  NamedBarrier& barrier = arrive_at(w, expected, id, mask);
-  barrier.any |= any;
+  NamedBarrier& barrier = arrive_at(w, i, id, mask);
   const std::uint32_t before = barrier.generation;
   complete_if_full(w.cta(), barrier);
   if (barrier.generation != before) return Step::next;
@@ -58,28 +52,10 @@ Step sync_at(Warp& w, std::uint32_t expected, std::uint32_t id, std::uint32_t ma
   return Step::blocked;
 }
 
-Step sync(Warp& w, const Instruction& i, std::uint32_t mask) {
-  if (!whole_warp(w, mask)) return Step::blocked;
-  const std::uint32_t id = w.in<std::uint32_t>(i.ops[0])[__builtin_ctz(mask)];
-  return sync_at(w, expected_by(w, i, mask), id, mask, false);
-}
-
-/// bar.red.or.pred d, id, p: of all threads of the CTA.
-Step reduce_or(Warp& w, const Instruction& i, std::uint32_t mask) {
-  if (!whole_warp(w, mask)) return Step::blocked;
-  const std::uint32_t id = w.in<std::uint32_t>(i.ops[1])[__builtin_ctz(mask)];
-  const bool negated = (i.aux & 1) != 0;
-  const std::uint32_t p = (negated ? ~w.predicate(i.ops[2]) : w.predicate(i.ops[2])) & mask;
-  const Step step = sync_at(w, 0, id, mask, p != 0);
-  if (step != Step::next) return step;
-  w.set_predicate(i.ops[0], mask, w.cta().barriers[id].result ? kFullMask : 0);
-  return step;
-}
-
 Step arrive(Warp& w, const Instruction& i, std::uint32_t mask) {
   if (!whole_warp(w, mask)) return Step::blocked;
-  const std::uint32_t id = w.in<std::uint32_t>(i.ops[0])[__builtin_ctz(mask)];
-  complete_if_full(w.cta(), arrive_at(w, expected_by(w, i, mask), id, mask));
+  complete_if_full(w.cta(),
+                   arrive_at(w, i, w.in<std::uint32_t>(i.ops[0])[__builtin_ctz(mask)], mask));
   return Step::next;
 }
 
@@ -116,11 +92,8 @@ bool find_barrier(const Opcode& opcode, Recipe& recipe) {
   recipe.immediate_bytes[0] = recipe.immediate_bytes[1] = 4;
   if (opcode.has("cluster")) {
     recipe.handler = opcode.has("arrive") ? cluster_arrive : cluster_wait;
-  } else if (opcode.has("warp")) {
+  } else if (opcode.has("warp") || opcode.has("red")) {
     return false;
-  } else if (opcode.has("red")) {
-    recipe.immediate_bytes[1] = 4;
-    if (opcode.has("or")) recipe.handler = reduce_or;
   } else if (opcode.has("sync")) {
     recipe.handler = sync;
   } else if (opcode.has("arrive")) {

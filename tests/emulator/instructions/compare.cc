@@ -74,7 +74,8 @@ Step setp(Warp& w, const Instruction& i, std::uint32_t mask) {
   }
   std::uint32_t negated = ~result;
   if (combine != Combine::none) {
-    const std::uint32_t c = w.predicate(i.ops[first + 2]);
+    const std::uint32_t given = w.predicate(i.ops[first + 2]);
+    const std::uint32_t c = (i.aux & kNegated) != 0 ? ~given : given;
     const auto with = [&](std::uint32_t x) {
       return combine == Combine::and_ ? x & c : combine == Combine::or_ ? x | c : x ^ c;
     };

@@ -66,7 +66,7 @@ template <Vote kMode>
 Step vote(Warp& w, const Instruction& i, std::uint32_t mask) {
   const std::uint32_t named = members(w, i.ops[2], mask);
   if (!w.converged(mask, named)) return Step::blocked;
-  const bool negated = (i.aux & 1) != 0;
+  const bool negated = (i.aux & kNegated) != 0;
   const std::uint32_t p = (negated ? ~w.predicate(i.ops[1]) : w.predicate(i.ops[1])) & mask;
   if constexpr (kMode == Vote::ballot) {
     apply(w.out<std::uint32_t>(i.ops[0]), mask, [p] { return p; });

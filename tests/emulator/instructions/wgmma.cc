@@ -47,20 +47,33 @@ struct Operands {
   float b[kMaxK][kMaxColumns];
 };
 
-/// Rows [first, first + count) of an operand in shared memory, as to[k][row].
+/// Rows [first, first + count) of an operand in shared memory, as to[k][row]. Reads 16 bytes at a
+/// time: the swizzle keeps them together.
 template <int kWidth>
 void read_matrix(Warp& w, std::uint64_t bits, Format format, bool mn_major, int first, int count,
                  float (*to)[kWidth]) {
+  constexpr int kChunk = 16;
   const MatrixDescriptor descriptor(bits);
-  const int element = bytes_of(format), depth = 32 / element;
+  const int element = bytes_of(format), depth = 32 / element, in_chunk = kChunk / element;
   if (descriptor.has_base_offset()) w.fail("wgmma with a base offset is not emulated");
-  for (int row = 0; row < count; ++row) {
-    for (int k = 0; k < depth; ++k) {
-      const auto r = static_cast<std::uint32_t>(first + row);
-      const std::uint32_t address =
-          mn_major ? descriptor.mn_major(r, static_cast<std::uint32_t>(k))
-                   : descriptor.k_major(r, static_cast<std::uint32_t>(k * element));
-      to[k][row] = decode(format, w.cta().shared_at(address, element, w, 0));
+  const auto read = [&](std::uint32_t address, float* values) {
+    const std::uint8_t* chunk = w.cta().shared_at(address, kChunk, w, 0);
+    for (int e = 0; e < in_chunk; ++e) values[e] = decode(format, chunk + e * element);
+  };
+  for (int row = 0; row < count && !mn_major; ++row) {
+    for (int k = 0; k < depth; k += in_chunk) {
+      float values[kChunk];
+      read(descriptor.k_major(static_cast<std::uint32_t>(first + row),
+                              static_cast<std::uint32_t>(k * element)),
+           values);
+      for (int e = 0; e < in_chunk; ++e) to[k + e][row] = values[e];
+    }
+  }
+  for (int k = 0; k < depth && mn_major; ++k) {
+    for (int row = 0; row < count; row += in_chunk) {
+      read(descriptor.mn_major(static_cast<std::uint32_t>(first + row),
+                               static_cast<std::uint32_t>(k)),
+           &to[k][row]);
     }
   }
 }
@@ -91,14 +104,14 @@ void execute(Warp& w) {
   const auto format_a = static_cast<Format>(i.aux >> kFormatA & 3),
              format_b = static_cast<Format>(i.aux >> kFormatB & 3);
   const int depth = 32 / bytes_of(format_b);
-  static thread_local Operands operands;
+  Operands operands;
   if ((i.aux & kRegisterA) != 0) {
     read_registers(w, i.ops + registers, format_a, operands);
   } else {
     read_matrix(w, mma.a, format_a, mma.a_mn_major, 16 * (w.index() % 4), 16, operands.a);
   }
   read_matrix(w, mma.b, format_b, mma.b_mn_major, 0, columns, operands.b);
-  static thread_local float c[16][kMaxColumns];
+  float c[16][kMaxColumns];
   for (int r = 0; r < registers; ++r) {
     for (int lane = 0; lane < kLanes; ++lane) {
       c[row_of(lane, r)][column_of(lane, r)] =

@@ -168,7 +168,13 @@ void Decoder::add_operand(Frame& frame, const ptx::Statement& statement,
     push(scratch(), bytes, instruction);
   } else if (const auto found = find_register(frame, statement.scope, operand.name)) {
     push(found->offset, found->bytes, instruction);
-    if (operand.negated) instruction.aux |= 1;
+    if (operand.negated) {
+      if (!statement.opcode.starts_with("vote") && !statement.opcode.starts_with("setp")) {
+        throw std::runtime_error("PTX line " + std::to_string(statement.line) +
+                                 ": negated operand");
+      }
+      instruction.aux |= kNegated;
+    }
   } else if (const auto variable = find_variable(frame, statement.scope, operand.name)) {
     Location at = *variable;
     at.address += static_cast<std::uint64_t>(operand.value);
@@ -236,7 +242,8 @@ void Decoder::add_instruction(Frame& frame, const ptx::Statement& statement,
     for (std::size_t k = 0; k < statement.operands.size(); ++k) {
       const int special = k < 8 ? recipe.immediate_bytes[k] : 0;
       ptx::Operand operand = statement.operands[k];
-      if (opcode.type() == "pred" && operand.kind == ptx::Operand::Kind::integer) {
+      const bool is_predicate = opcode.type() == "pred" || (opcode.base() == "vote" && k == 1);
+      if (is_predicate && operand.kind == ptx::Operand::Kind::integer) {
         operand.value = operand.value != 0 ? -1 : 0;
       }
       add_operand(frame, statement, operand, special != 0 ? special : usual, instruction);

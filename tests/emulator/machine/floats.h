@@ -1,6 +1,7 @@
 // Floating-point formats and functions of the GPU.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -88,9 +89,9 @@ inline std::uint8_t encode_fp8(float x) {
   const float magnitude = std::fabs(x);
   if (magnitude >= decode_fp8<kMantissa>(kLargest))
     return static_cast<std::uint8_t>(sign | kLargest);
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);  // magnitude < 2^exponent
-  const int unit = std::max(exponent - 1, 1 - kBias) - kMantissa;
+  if (magnitude == 0.f) return sign;
+  const int exponent = std::ilogb(magnitude);
+  const int unit = std::max(exponent, 1 - kBias) - kMantissa;
   const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));
   // Steps of a subnormal are its code; a carry into the exponent gives the next code as well.
   const int base = (unit + kMantissa + kBias - 1) << kMantissa;

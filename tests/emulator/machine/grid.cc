@@ -12,6 +12,8 @@ constexpr int kSlice = 4096;  // instructions of a warp before another one runs
 /// they may poll.
 constexpr int kMaxPasses = 64;
 
+thread_local std::vector<std::vector<std::uint8_t>> free_buffers;
+
 }  // namespace
 
 Cta::Cta(Grid& g, std::uint64_t linear, std::shared_ptr<ClusterState> c, std::uint32_t r)
@@ -19,7 +21,8 @@ Cta::Cta(Grid& g, std::uint64_t linear, std::shared_ptr<ClusterState> c, std::ui
       index(linear),
       cluster(std::move(c)),
       rank(r),
-      shared(g.program->shared_bytes + g.dynamic_shared_bytes, 0xff) {
+      shared(g.take_buffer(g.program->shared_bytes + g.dynamic_shared_bytes)) {
+  std::fill(shared.begin(), shared.end(), std::uint8_t{0xff});  // NaN in every format
   id.x = static_cast<std::uint32_t>(linear % g.dim.x);
   id.y = static_cast<std::uint32_t>(linear / g.dim.x % g.dim.y);
   id.z = static_cast<std::uint32_t>(linear / g.dim.x / g.dim.y);
@@ -31,6 +34,8 @@ Cta::Cta(Grid& g, std::uint64_t linear, std::shared_ptr<ClusterState> c, std::ui
   }
   live_warps = static_cast<int>(warps.size());
 }
+
+Cta::~Cta() { grid->return_buffer(std::move(shared)); }
 
 std::uint8_t* Cta::shared_at(std::uint64_t address, int bytes, const Warp& warp, int lane) {
   const auto in_window = static_cast<std::uint32_t>(address);
@@ -66,11 +71,19 @@ void Cta::on_warp_exit() {
   }
 }
 
-std::vector<std::uint8_t> Grid::take_register_file() {
-  if (free_files.empty()) return std::vector<std::uint8_t>(program->register_bytes, 0xff);
-  std::vector<std::uint8_t> file = std::move(free_files.back());
-  free_files.pop_back();
-  return file;
+std::vector<std::uint8_t> Grid::take_buffer(std::size_t bytes) {
+  std::vector<std::uint8_t> buffer;
+  if (!free_buffers.empty()) {
+    buffer = std::move(free_buffers.back());
+    free_buffers.pop_back();
+  }
+  buffer.resize(bytes);
+  return buffer;
+}
+
+void Grid::return_buffer(std::vector<std::uint8_t> buffer) {
+  constexpr std::size_t kMaxFree = 64;
+  if (free_buffers.size() < kMaxFree) free_buffers.push_back(std::move(buffer));
 }
 
 void Grid::add_clusters() {
@@ -126,7 +139,7 @@ std::string Grid::run() {
       } catch (const Fault& fault) {
         return report(*cta, *warp, fault);
       }
-      if (schedule.seed != 0 && random() % 16 == 0) deliver_one();
+      if (schedule.seed != 0 && random() % 16 == 0) progressed |= deliver_one();
     }
     if (!progressed || ++passes >= kMaxPasses) {
       passes = 0;

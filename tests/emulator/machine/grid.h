@@ -36,6 +36,9 @@ struct ClusterState {
 
 struct Cta {
   Cta(Grid& grid, std::uint64_t index, std::shared_ptr<ClusterState> cluster, std::uint32_t rank);
+  ~Cta();
+  Cta(const Cta&) = delete;
+  Cta& operator=(const Cta&) = delete;
 
   /// Host address of shared memory, of this CTA or another one of its cluster.
   std::uint8_t* shared_at(std::uint64_t address, int bytes, const Warp& warp, int lane);
@@ -74,12 +77,9 @@ struct Grid {
   /// Work that completes later: a TMA copy, an asynchronous store.
   void later(std::function<void()> work) { async.push_back(std::move(work)); }
 
-  std::vector<std::uint8_t> take_register_file();
-  void return_register_file(std::vector<std::uint8_t> file) {
-    free_files.push_back(std::move(file));
-  }
-
-  std::uint64_t instructions = 0;
+  /// Register files and shared memory are used again, because fresh memory is slow.
+  std::vector<std::uint8_t> take_buffer(std::size_t bytes);
+  void return_buffer(std::vector<std::uint8_t> buffer);
 
  private:
   void add_clusters();
@@ -89,7 +89,6 @@ struct Grid {
   std::string report_deadlock() const;
 
   std::deque<std::function<void()>> async;
-  std::vector<std::vector<std::uint8_t>> free_files;
   std::vector<std::unique_ptr<Cta>> resident;
   std::uint64_t next_cta = 0;
   std::mt19937_64 random;

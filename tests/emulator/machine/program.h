@@ -27,6 +27,9 @@ enum class Step {
 /// Executes an instruction for the lanes of `mask`, never 0.
 using Handler = Step (*)(Warp& warp, const Instruction& instruction, std::uint32_t mask);
 
+/// Of aux: the predicate operand is negated.
+inline constexpr std::uint32_t kNegated = 1u << 16;
+
 struct Instruction {
   Handler handler = nullptr;
   const std::int32_t* ops = nullptr;  // all operands, vectors and addresses flattened

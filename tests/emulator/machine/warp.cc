@@ -17,15 +17,14 @@ Warp::Warp(Cta& cta, int index, std::uint32_t lanes)
       index_(index),
       live_(lanes),
       parked_{{0, lanes, false}},
-      registers_(cta.grid->take_register_file()),
+      registers_(cta.grid->take_buffer(program_->register_bytes)),
       local_(program_->local_bytes * kLanes, 0xff) {}
 
 Warp::Result Warp::run(int budget) {
   const Instruction* const code = program_->code.data();
   bool progressed = false;
   for (Group& group : parked_) group.blocked = false;
-  // The groups take turns, because one may poll for what another one does.
-  if (parked_.size() > 1) std::rotate(parked_.begin(), parked_.begin() + 1, parked_.end());
+  // The groups take turns, because one may poll for what another one does: the last to run is last.
   if (!start_group(parked_.begin())) return done() ? Result::done : Result::blocked;
   for (; budget > 0; --budget) {
     if (pc_ >= merge_pc_) {
@@ -33,12 +32,14 @@ Warp::Result Warp::run(int budget) {
       pick();
     }
     const Instruction& i = code[pc_];
+    ++instructions;
     std::uint32_t mask = active_;
     if (i.guard >= 0) {
       const std::uint32_t guard = *in<std::uint32_t>(i.guard);
       mask &= i.guard_negated ? ~guard : guard;
       if (mask == 0) {
         ++pc_;
+        progressed = true;
         continue;
       }
     }
@@ -119,7 +120,7 @@ Step Warp::exit(std::uint32_t mask) {
   if (live_ == 0) {
     for (const PendingStore& store : stores) store.run();
     cta_->on_warp_exit();
-    cta_->grid->return_register_file(std::move(registers_));
+    cta_->grid->return_buffer(std::move(registers_));
   }
   return Step::jumped;
 }

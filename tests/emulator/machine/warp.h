@@ -117,7 +117,7 @@ class Warp {
   std::uint64_t store_groups[kLanes] = {};
   std::deque<PendingMma> mmas;
   std::uint64_t mma_groups = 0;
-  std::uint64_t instructions = 0;  // executed lane-instructions
+  std::uint64_t instructions = 0;  // executed: the clock of the warp
 
  private:
   struct Group {

@@ -9,10 +9,11 @@ namespace flashcore::emulator::ptx {
 
 int size_of(std::string_view type) {
   if (type == "pred") return 0;
+  if (type == "e4m3" || type == "e5m2") return 1;
   if (type.ends_with("128")) return 16;
   if (type.ends_with("64")) return 8;
-  if (type.ends_with("32") || type.ends_with("16x2") || type.ends_with("x4")) return 4;
-  if (type.ends_with("16") || type.ends_with("8x2")) return 2;
+  if (type.ends_with("32") || type.ends_with("16x2")) return 4;
+  if (type.ends_with("16") || type == "e4m3x2" || type == "e5m2x2") return 2;
   if (type.ends_with("8")) return 1;
   throw std::runtime_error("unknown PTX type " + std::string(type));
 }
