@@ -250,8 +250,9 @@ TEST(Planner, Sm80RunsProblemsThatSm90Rejects) {
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_STREQ(plan->kernel->family_name(), "sm80");
     for (const KernelInfo& kernel : kernels()) {
-      if (kernel.family != Family::sm90 || kernel.inputs != Inputs::native ||
-          kernel.dtype != DType::bf16 || kernel.head_dim < 128) {
+      if (kernel.op != Operation::fwd || kernel.family != Family::sm90 ||
+          kernel.inputs != Inputs::native || kernel.dtype != DType::bf16 ||
+          kernel.head_dim < 128) {
         continue;
       }
       EXPECT_EQ(supports(kernel, problem, device), why) << kernel.id;
