@@ -98,10 +98,10 @@ struct KeyTensor {
   std::int32_t columns;
 };
 
-KeyTensor k_tensor(const AttentionParams& p) {
+inline KeyTensor k_tensor(const AttentionParams& p) {
   return {p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
 }
-KeyTensor v_tensor(const AttentionParams& p) {
+inline KeyTensor v_tensor(const AttentionParams& p) {
   return {p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
 }
 

@@ -251,8 +251,7 @@ TEST(Planner, Sm80RunsProblemsThatSm90Rejects) {
     EXPECT_STREQ(plan->kernel->family_name(), "sm80");
     for (const KernelInfo& kernel : kernels()) {
       if (kernel.op != Operation::fwd || kernel.family != Family::sm90 ||
-          kernel.inputs != Inputs::native || kernel.dtype != DType::bf16 ||
-          kernel.head_dim < 128) {
+          kernel.inputs != Inputs::native || kernel.dtype != DType::bf16 || kernel.head_dim < 128) {
         continue;
       }
       EXPECT_EQ(supports(kernel, problem, device), why) << kernel.id;
