@@ -93,9 +93,9 @@ constexpr NamedFact kWorkFacts[] = {
     {"a warpgroup without keys beside one with keys", &WorkFacts::idle_warpgroup},
 };
 
-/// idle_warpgroup needs a tile of at least two warpgroups.
+/// Work facts are those of forward kernels. idle_warpgroup needs a tile of at least two warpgroups.
 bool can_be(const NamedFact& fact, const KernelInfo& kernel) {
-  return is_persistent(kernel) &&
+  return kernel.op == Operation::fwd && is_persistent(kernel) &&
          (fact.fact != &WorkFacts::idle_warpgroup || kernel.tile_q > core::kQTileRows);
 }
 
