@@ -33,7 +33,7 @@ enum class FaultStage : std::int32_t {
   dequant,
   lse,
   unlocalised,
-  // Of the backward pass.
+  // Stages of the backward pass.
   dv,
   dp,
   delta,

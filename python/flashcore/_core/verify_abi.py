@@ -48,7 +48,7 @@ PROGRESS = ctypes.CFUNCTYPE(None, c_char_p, c_int32, c_int32, c_void_p)
 # Capabilities that a caller can declare, in the order of the struct.
 CAPABILITIES = ("gqa", "batch", "cross", "causal", "window", "scale", "softcap", "splits", "lse",
                 "strides", "v_dim")
-# Of the backward pass.
+# The same for a backward pass.
 BACKWARD_CAPABILITIES = ("dlse", "deterministic")
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 MASKS = ("padding", "random", "tree")
-# What a case can be compared with, on the same device in the same rounds.
+# The baselines of a case. They run on the same device, in the same rounds.
 BASELINES = {
     "plain": "the same case without options, pages and window",
     "full": "plain, with the full mask",

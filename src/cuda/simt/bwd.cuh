@@ -62,7 +62,7 @@ struct alignas(16) BwdStorage {
   float b[C::kTileB][C::kChunk + C::kPad];
   float p[C::kTileA][C::kTileB + C::kPad];   // S, then P
   float ds[C::kTileA][C::kTileB + C::kPad];  // dP, then dS or dZ
-  // Of the query rows, which are rows of A or B.
+  // Statistics of the query rows. These are rows of A or of B.
   static constexpr int kMaxRows = C::kTileA > C::kTileB ? C::kTileA : C::kTileB;
   float base[kMaxRows], factor[kMaxRows], delta[kMaxRows];
   float poison[kMaxRows];  // NaN if a row of dout is not finite, else 0

@@ -76,7 +76,7 @@ struct alignas(128) BwdStorage {
   alignas(128) Element b2[C::TileB::kElements];    // [step, head_dim], swizzled
   alignas(128) Element p[C::Weights::kElements];   // [tile, step], swizzled
   alignas(128) Element dz[C::Weights::kElements];  // [tile, step], swizzled
-  // Of the query rows, which are rows of A or B.
+  // Statistics of the query rows. These are rows of A or of B.
   static constexpr int kMaxRows = C::kTile > C::kStep ? C::kTile : C::kStep;
   float base[kMaxRows], factor[kMaxRows], delta[kMaxRows];
   KeyRange range[kMaxRows];
@@ -96,7 +96,7 @@ struct BwdThread {
   int lane, warp;
 
   __device__ __forceinline__ explicit BwdThread(int index) : lane(index % 32), warp(index / 32) {}
-  // Of pairs.
+  // Positions in the accumulators of pairs.
   __device__ __forceinline__ int pair_row0() const { return warp % C::kPairWarps * C::kPairRows; }
   __device__ __forceinline__ int pair_column0() const {
     return warp / C::kPairWarps * C::kPairColumns;
@@ -107,7 +107,7 @@ struct BwdThread {
   __device__ __forceinline__ int pair_column(int n, int i) const {
     return pair_column0() + 8 * n + 2 * (lane % 4) + i;
   }
-  // Of gradients.
+  // Positions in the accumulators of gradients.
   __device__ __forceinline__ int row0() const { return warp % 2 * (16 * C::kRowTiles); }
   __device__ __forceinline__ int column_warp() const { return warp / 2; }
   __device__ __forceinline__ int row(int m, int half) const {

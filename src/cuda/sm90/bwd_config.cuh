@@ -40,7 +40,7 @@ struct BwdConfig {
   using TileA = core::PanelTile<core::kBwdTileRows, kHeadDim>;
   template <typename Steps>
   using TileB = core::PanelTile<Steps::kRows, kHeadDim>;
-  // Of the forward's Thread and store_row().
+  // The forward's Thread and store_row() read these.
   static constexpr bool kPackGqa = false, kFp8 = false;
   static_assert(kTileQ_ == core::kBwdTileRows && kTileK_ == core::kBwdTileRows);
   static_assert(kThreads == kShape.threads() && kWarpRows == 16);

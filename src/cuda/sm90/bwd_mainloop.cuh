@@ -194,7 +194,7 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
     const BwdRows<Steps::kRows>& s_rows = this->s.rows[b.stage()];
     const BwdWorkTile& work = this->work(queue);
     const int first_column = this->t.column(0, 0);
-    // Of the thread's first query of the step from its first key.
+    // The distance from the thread's first key to its first query of the step.
     const auto distance =
         static_cast<float>(step.tile * Steps::kRows + first_column + work.seq.mask.diagonal -
                            work.first_row - this->t.row(0));
@@ -277,7 +277,7 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
   __device__ __forceinline__ void dz_with_options(BwdQueueState queue, const BwdStep& step,
                                                   const Score& score) {
     const BwdWorkTile& work = this->work(queue);
-    // Of the thread's first query from its first key of the step.
+    // The distance from the thread's first key of the step to its first query.
     const auto distance =
         static_cast<float>(work.first_row + this->t.row(0) + work.seq.mask.diagonal -
                            step.tile * Steps::kRows - this->t.column(0, 0));
