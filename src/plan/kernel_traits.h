@@ -107,7 +107,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kMaskMod | core::kNonPositiveScaleMod,
      .general_layouts = true,
-     .backward_by_name = true,
+     .backward_by_name = false,
      .source_dirs = "src/cuda/sm80 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm90,
      .names = {"sm90", nullptr, "sm90_e4m3"},
@@ -124,7 +124,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kNonPositiveScaleMod | core::kBlockScalesMod,
      .general_layouts = false,
-     .backward_by_name = true,
+     .backward_by_name = false,
      .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
 };
 
