@@ -26,7 +26,10 @@ Status launch_on(const void* entry, const core::BackwardParams& params, std::int
 
 Status launch_before(const core::BackwardParams& params, Stream stream) noexcept {
   const core::AttentionParams& f = params.fwd;
-  const std::int64_t q_rows = std::int64_t{f.batch} * f.q_heads * f.q_len;
+  // CTAs of row_stats and v_norms for heads of `length` rows.
+  const auto row_blocks = [&](std::int32_t heads, std::int32_t length) {
+    return std::int64_t{f.batch} * heads * ((length + kRowStatsRows - 1) / kRowStatsRows);
+  };
   if (f.cu_seqlens_q != nullptr || f.cu_seqlens_k != nullptr) {
     const std::int64_t columns = std::max(f.head_dim, f.v_dim);
     const std::int64_t rows =
@@ -39,10 +42,10 @@ Status launch_before(const core::BackwardParams& params, Stream stream) noexcept
     const auto bytes = sizeof(std::uint32_t) * core::kDsNorms * static_cast<std::size_t>(heads);
     FLASHCORE_CUDA(
         cudaMemsetAsync(params.dout_largest, 0, bytes, static_cast<cudaStream_t>(stream)));
-    FLASHCORE_RETURN_IF_ERROR(launch_on(v_norms_entry(), params, heads * f.kv_len,
-                                        kRowStatsThreads / 32, kRowStatsThreads, stream));
+    FLASHCORE_RETURN_IF_ERROR(launch_on(v_norms_entry(), params, row_blocks(f.kv_heads, f.kv_len),
+                                        1, kRowStatsThreads, stream));
   }
-  return launch_on(row_stats_entry(), params, q_rows, kRowStatsThreads / 32, kRowStatsThreads,
+  return launch_on(row_stats_entry(), params, row_blocks(f.q_heads, f.q_len), 1, kRowStatsThreads,
                    stream);
 }
 

@@ -50,11 +50,21 @@ __device__ float score_of(const AttentionParams& f, const core::SeqInfo& seq, co
   return core::modify_score<core::ScalarScoreMath, core::ScoreInput::qk>(sum, row, distance, key);
 }
 
-/// Finds base and factor of a row by a warp that reads its keys. Rare, so not fast.
-__device__ void find_exact_stats(const BackwardParams& p, const core::SeqInfo& seq, std::int32_t b,
-                                 std::int32_t h, std::int32_t i, RowStats& stats) {
+__device__ __forceinline__ core::SeqInfo seq_of(const AttentionParams& f, std::int32_t b) {
+  return f.is_varlen ? core::seq_info_of(f, b) : core::dense_seq_info(f);
+}
+
+struct ExactStats {
+  float base, factor;
+};
+
+/// Finds base and factor of a row by a warp that reads its keys. Rare, so not fast, and not
+/// inlined: the others would have fewer registers.
+__device__ __noinline__ ExactStats find_exact_stats(const BackwardParams& p, std::int32_t b,
+                                                    std::int32_t h, std::int32_t i) {
   const AttentionParams& f = p.fwd;
   const int lane = threadIdx.x % 32;
+  const core::SeqInfo seq = seq_of(f, b);
   const StridedRows q = strided_rows(f.q, f.q_element, f.q_strides, b, h, seq.q_row, f.head_dim);
   const StridedRows k =
       strided_rows(f.k, f.k_element, f.k_strides, b, h / p.group, seq.k_row, f.head_dim);
@@ -72,8 +82,7 @@ __device__ void find_exact_stats(const BackwardParams& p, const core::SeqInfo& s
   state.sum = warp_sum(state.sum * core::exp_scalar(state.max - base));
   state.max = max;
   if (f.sinks != nullptr) core::add_sink(state, f.sinks[h * f.sinks_stride]);
-  stats.base = core::softmax_base(state.max);
-  stats.factor = core::output_factor(state.sum);
+  return {core::softmax_base(state.max), core::output_factor(state.sum)};
 }
 
 __device__ __forceinline__ float sum_of_squares(float4 x) {
@@ -90,96 +99,176 @@ __device__ __forceinline__ void raise_norm(const BackwardParams& p, core::DsNorm
   if (*static_cast<volatile std::uint32_t*>(slot) < bits) atomicMax(slot, bits);
 }
 
-/// Σ dout · out of a row; `norm` is that of dout, without elements that are not finite.
-__device__ float dot_dout_out(const BackwardParams& p, const core::SeqInfo& seq, std::int32_t b,
-                              std::int32_t h, std::int32_t i, float& norm) {
-  const AttentionParams& f = p.fwd;
-  const StridedRows out =
-      strided_rows(f.out, f.out_element, f.out_strides, b, h, seq.q_row, f.v_dim);
-  const StridedRows dout =
-      strided_rows(p.dout, p.dout_element, p.dout_strides, b, h, seq.q_row, f.v_dim);
-  float sum = 0.f, squares = 0.f;
-  for (std::int32_t c = 4 * (threadIdx.x % 32); c < f.v_dim; c += 128) {
-    const float4 x = load_four_columns(dout, i, c), y = load_four_columns(out, i, c);
-    sum = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sum))));
-    squares += sum_of_squares(x);
-  }
-  norm = sqrtf(warp_sum(squares));
-  return warp_sum(sum);
+/// The rows of a warp.
+constexpr int kRows = kRowStatsRows / (kRowStatsThreads / 32);
+
+/// Sums of a row, or a lane's part of them.
+struct RowSums {
+  float dot;      // Σ x y
+  float squares;  // Σ x x, without elements that are not finite
+};
+
+__device__ __forceinline__ void add_columns(RowSums& sums, float4 x, float4 y, bool squares) {
+  sums.dot = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sums.dot))));
+  if (squares) sums.squares += sum_of_squares(x);
 }
 
-/// Statistics of query i of (b, h). A row without keys has factor 0.
-__device__ RowStats row_stats_of(const BackwardParams& p, const core::SeqInfo& seq, std::int32_t b,
-                                 std::int32_t h, std::int32_t i) {
+/// Lane r gets the sums of row r.
+__device__ __forceinline__ void share_row(RowSums& own, const RowSums& part, int r, int lane,
+                                          bool squares) {
+  const float dot = warp_sum(part.dot), square = squares ? warp_sum(part.squares) : 0.f;
+  if (lane == r) own = {dot, square};
+}
+
+/// Sums of rows first + {0 … kRows - 1}, or of the last row: lane r < kRows gets those of row r.
+/// The loads of all rows are in flight together.
+template <typename T>
+__device__ __forceinline__ RowSums sum_vectors(const StridedRows& x, const StridedRows& y,
+                                               std::int32_t first, std::int32_t count, int lane,
+                                               bool squares) {
+  RowSums parts[kRows] = {}, own{};
+  const auto load = [&](const StridedRows& m, int r, std::int32_t column) {
+    const std::int64_t row = min(first + r, count - 1);
+    return load_four(static_cast<const T*>(m.g_data) + m.first + row * m.row + column);
+  };
+#pragma unroll 1
+  for (std::int32_t column = 4 * lane; column < x.columns; column += 128) {
+    float4 a[kRows], b[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) a[r] = load(x, r, column), b[r] = load(y, r, column);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) add_columns(parts[r], a[r], b[r], squares);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) share_row(own, parts[r], r, lane, squares);
+  return own;
+}
+
+/// The same for any formats and strides, one row at a time.
+__device__ __forceinline__ RowSums sum_strided(const StridedRows& x, const StridedRows& y,
+                                               std::int32_t first, std::int32_t count, int lane,
+                                               bool squares) {
+  RowSums own{};
+#pragma unroll 1
+  for (int r = 0; r < kRows; ++r) {
+    RowSums part{};
+    const std::int32_t row = min(first + r, count - 1);
+#pragma unroll 1
+    for (std::int32_t column = 4 * lane; column < x.columns; column += 128) {
+      add_columns(part, load_four_columns(x, row, column), load_four_columns(y, row, column),
+                  squares);
+    }
+    __syncwarp();
+    share_row(own, part, r, lane, squares);
+  }
+  return own;
+}
+
+__device__ __forceinline__ RowSums sum_rows(const StridedRows& x, const StridedRows& y,
+                                            std::int32_t first, std::int32_t count, int lane,
+                                            bool squares) {
+  const bool vectors = x.vec4 && y.vec4 && x.element == y.element;
+  if (vectors && x.element == core::Element::bf16) {
+    return sum_vectors<__nv_bfloat16>(x, y, first, count, lane, squares);
+  }
+  if (vectors && x.element == core::Element::f16) {
+    return sum_vectors<__half>(x, y, first, count, lane, squares);
+  }
+  return sum_strided(x, y, first, count, lane, squares);
+}
+
+/// Calls visit(seq, b, h, first, count) for each group of kRows rows of every sequence and head:
+/// the warp has rows [first, first + kRows) of `count`.
+template <typename Visit>
+__device__ __forceinline__ void for_warp_rows(const AttentionParams& f, std::int32_t heads,
+                                              std::int32_t length, bool queries, Visit visit) {
+  const std::int32_t row_blocks = (length + kRowStatsRows - 1) / kRowStatsRows;
+  const std::int64_t blocks = static_cast<std::int64_t>(f.batch) * heads * row_blocks;
+  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const std::int64_t head = block / row_blocks;
+    const auto h = static_cast<std::int32_t>(head % heads);
+    const auto b = static_cast<std::int32_t>(head / heads);
+    const core::SeqInfo seq = seq_of(f, b);
+    const auto first = static_cast<std::int32_t>(block % row_blocks) * kRowStatsRows +
+                       static_cast<std::int32_t>(threadIdx.x / 32) * kRows;
+    visit(seq, b, h, first, queries ? seq.q_len : seq.kv_len);
+  }
+}
+
+/// Sums of dout and out.
+__device__ __forceinline__ RowSums sum_dout(const BackwardParams& p, const core::SeqInfo& seq,
+                                            std::int32_t b, std::int32_t h, std::int32_t first,
+                                            int lane) {
   const AttentionParams& f = p.fwd;
+  return sum_rows(strided_rows(p.dout, p.dout_element, p.dout_strides, b, h, seq.q_row, f.v_dim),
+                  strided_rows(f.out, f.out_element, f.out_strides, b, h, seq.q_row, f.v_dim),
+                  first, seq.q_len, lane, p.dout_largest != nullptr);
+}
+
+/// Statistics of query first + lane, for lanes below kRows. A row without keys has factor 0.
+__device__ __forceinline__ RowStats row_stats_of(const BackwardParams& p, const core::SeqInfo& seq,
+                                                 std::int32_t b, std::int32_t h, std::int32_t first,
+                                                 int lane) {
+  const AttentionParams& f = p.fwd;
+  const std::int32_t i = min(first + lane % kRows, seq.q_len - 1);
+  const bool own = lane < kRows && first + lane < seq.q_len;
   const std::int64_t q_row = static_cast<std::int64_t>(seq.q_row) + i;
   const float lse = static_cast<const float*>(f.lse)[core::row_offset(f.lse_strides, b, h, q_row)];
-  const bool no_keys = lse == core::negative_infinity<float>();
-  if (no_keys && !f.fault.is(InjectedFault::empty_row_unguarded)) return {0.f, 0.f, 0.f};
-  float norm = 0.f;
-  RowStats stats{lse, 1.f, dot_dout_out(p, seq, b, h, i, norm)};
+  float dlse = 0.f;
   if (p.dlse != nullptr && !f.fault.is(InjectedFault::dlse_ignored)) {
-    stats.delta -= static_cast<const float*>(p.dlse)[core::row_offset(p.dlse_strides, b, h, q_row)];
+    dlse = static_cast<const float*>(p.dlse)[core::row_offset(p.dlse_strides, b, h, q_row)];
   }
-  if (p.exact_stats && !no_keys && !(fabsf(lse) <= p.largest_exact_lse)) {
-    find_exact_stats(p, seq, b, h, i, stats);
+  const RowSums sums = sum_dout(p, seq, b, h, first, lane);
+  RowStats stats{lse, 1.f, sums.dot - dlse};
+  const bool no_keys = lse == core::negative_infinity<float>();
+  const bool inexact = p.exact_stats && !no_keys && !(fabsf(lse) <= p.largest_exact_lse);
+  for (unsigned rows = __ballot_sync(0xffffffffu, own && inexact); rows != 0; rows &= rows - 1) {
+    const int r = __ffs(static_cast<int>(rows)) - 1;
+    const ExactStats exact = find_exact_stats(p, b, h, first + r);
+    if (lane == r) stats.base = exact.base, stats.factor = exact.factor;
   }
-  if (p.dout_largest != nullptr && threadIdx.x % 32 == 0) {
-    raise_norm(p, core::DsNorm::dout, b, h / p.group, norm);
+  if (no_keys && !f.fault.is(InjectedFault::empty_row_unguarded)) return {0.f, 0.f, 0.f};
+  if (p.dout_largest != nullptr && own) {
+    raise_norm(p, core::DsNorm::dout, b, h / p.group, sqrtf(sums.squares));
     raise_norm(p, core::DsNorm::delta, b, h / p.group, fabsf(stats.delta));
   }
   return stats;
 }
 
-/// One warp per row.
-__global__ void __launch_bounds__(kRowStatsThreads)
+__global__ void __launch_bounds__(kRowStatsThreads, 3)
     row_stats_kernel(const __grid_constant__ BackwardParams p) {
   const AttentionParams& f = p.fwd;
-  const std::int64_t rows = static_cast<std::int64_t>(f.batch) * f.q_heads * f.q_len;
-  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (kRowStatsThreads / 32);
   const int lane = threadIdx.x % 32;
-  for (std::int64_t row =
-           blockIdx.x * static_cast<std::int64_t>(kRowStatsThreads / 32) + threadIdx.x / 32;
-       row < rows; row += warps) {
-    const auto i = static_cast<std::int32_t>(row % f.q_len);
-    const std::int64_t head = row / f.q_len;
-    const auto h = static_cast<std::int32_t>(head % f.q_heads);
-    const auto b = static_cast<std::int32_t>(head / f.q_heads);
-    const core::SeqInfo seq = f.is_varlen ? core::seq_info_of(f, b) : core::dense_seq_info(f);
-    if (lane == 0 && i == 0 && h == 0) report(f, seq.error);
-    if (i >= seq.q_len) continue;
-    const RowStats stats = row_stats_of(p, seq, b, h, i);
-    if (lane != 0) continue;
-    const std::int64_t at = core::partial_row(f, b, h, seq.q_row, i);
-    static_cast<float*>(p.row_base)[at] = stats.base;
-    static_cast<float*>(p.row_factor)[at] = stats.factor;
-    static_cast<float*>(p.row_delta)[at] = stats.delta;
-  }
+  for_warp_rows(f, f.q_heads, f.q_len, true,
+                [&](const core::SeqInfo& seq, std::int32_t b, std::int32_t h, std::int32_t first,
+                    std::int32_t count) {
+                  if (lane == 0 && first == 0 && h == 0) report(f, seq.error);
+                  if (first >= count) return;
+                  const RowStats stats = row_stats_of(p, seq, b, h, first, lane);
+                  if (lane >= kRows || first + lane >= count) return;
+                  const std::int64_t at = core::partial_row(f, b, h, seq.q_row, first + lane);
+                  static_cast<float*>(p.row_base)[at] = stats.base;
+                  static_cast<float*>(p.row_factor)[at] = stats.factor;
+                  static_cast<float*>(p.row_delta)[at] = stats.delta;
+                });
 }
 
-/// One warp per key and KV head.
+/// Norms of the rows of v.
 __global__ void __launch_bounds__(kRowStatsThreads)
     v_norms_kernel(const __grid_constant__ BackwardParams p) {
   const AttentionParams& f = p.fwd;
-  const std::int64_t rows = static_cast<std::int64_t>(f.batch) * f.kv_heads * f.kv_len;
-  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (kRowStatsThreads / 32);
-  for (std::int64_t row =
-           blockIdx.x * static_cast<std::int64_t>(kRowStatsThreads / 32) + threadIdx.x / 32;
-       row < rows; row += warps) {
-    const auto key = static_cast<std::int32_t>(row % f.kv_len);
-    const std::int64_t head = row / f.kv_len;
-    const auto h = static_cast<std::int32_t>(head % f.kv_heads);
-    const auto b = static_cast<std::int32_t>(head / f.kv_heads);
-    const core::SeqInfo seq = f.is_varlen ? core::seq_info_of(f, b) : core::dense_seq_info(f);
-    if (key >= seq.kv_len) continue;
-    const StridedRows v = strided_rows(f.v, f.v_element, f.v_strides, b, h, seq.k_row, f.v_dim);
-    float squares = 0.f;
-    for (std::int32_t c = 4 * (threadIdx.x % 32); c < f.v_dim; c += 128) {
-      squares += sum_of_squares(load_four_columns(v, key, c));
-    }
-    const float norm = sqrtf(warp_sum(squares));
-    if (threadIdx.x % 32 == 0) raise_norm(p, core::DsNorm::v, b, h, norm);
-  }
+  const int lane = threadIdx.x % 32;
+  for_warp_rows(f, f.kv_heads, f.kv_len, false,
+                [&](const core::SeqInfo& seq, std::int32_t b, std::int32_t h, std::int32_t first,
+                    std::int32_t count) {
+                  if (first >= count) return;
+                  const StridedRows v =
+                      strided_rows(f.v, f.v_element, f.v_strides, b, h, seq.k_row, f.v_dim);
+                  const float norm = sqrtf(sum_rows(v, v, first, count, lane, true).squares);
+                  if (lane < kRows && first + lane < count)
+                    raise_norm(p, core::DsNorm::v, b, h, norm);
+                });
 }
 
 /// Zeroes all rows of a varlen gradient.

@@ -100,15 +100,21 @@ __device__ __forceinline__ float4 to_floats(const Four<T>& four) {
                      to_float(four.x[3]));
 }
 
-template <typename T>
-__device__ __forceinline__ float4 load_four(const T* g_from) {
-  return to_floats(*reinterpret_cast<const Four<T>*>(g_from));
-}
-
 /// Converts a vec4 loaded as raw bits. T selects f16 or bf16 after the load.
 template <typename T>
 __device__ __forceinline__ float4 bits_to_floats(const Four<std::uint16_t>& bits) {
   return to_floats(reinterpret_cast<const Four<T>&>(bits));
+}
+
+/// One load: copying __half or __nv_bfloat16 elements would make four.
+template <typename T>
+__device__ __forceinline__ float4 load_four(const T* g_from) {
+  if constexpr (sizeof(T) == 4) {
+    return *reinterpret_cast<const float4*>(g_from);
+  } else {
+    const uint2 bits = *reinterpret_cast<const uint2*>(g_from);
+    return bits_to_floats<T>(reinterpret_cast<const Four<std::uint16_t>&>(bits));
+  }
 }
 
 template <typename T>
