@@ -85,17 +85,21 @@ __device__ __forceinline__ void find_probabilities(AccPairs<C>& pairs, AccPairs<
   }
 }
 
-/// The same for scores that are only scaled and masked by position.
+/// The same for scores that are only scaled and masked by position. special: some may not be
+/// finite.
 template <typename C, typename Map>
 __device__ __forceinline__ void find_plain_probabilities(AccPairs<C>& pairs, const BwdStorage<C>& s,
                                                          float scale_log2, const BwdThread<C>& t,
-                                                         const BwdStep& step, int query) {
+                                                         const BwdStep& step, int query,
+                                                         bool special) {
   const int r = Map::local_query(t, query);
   const float base_log2 = s.base[r] * static_cast<float>(core::kLog2E), factor = s.factor[r];
 #pragma unroll
   for (int key = 0; key < Map::kKeys; ++key) {
     float& x = Map::at(pairs, query, key);
-    x = fast_exp2(fmaf(x, scale_log2, -base_log2)) * factor;
+    // A score of -inf has weight 0, also if the row's statistics are NaN.
+    const bool zero = special && x == core::negative_infinity<float>();
+    x = zero ? 0.f : fast_exp2(fmaf(x, scale_log2, -base_log2)) * factor;
   }
   if (step.all_visible) return;  // uniform over the CTA
   const KeyRange range = s.range[r];
@@ -132,7 +136,7 @@ __device__ __forceinline__ bool finish_pairs(AccPairs<C>& pairs, AccPairs<C>& d_
         add_probe(probe, Map::at(pairs, query, key));
       }
       if constexpr (kFastPath) {
-        find_plain_probabilities<C, Map>(pairs, s, scale_log2, t, step, query);
+        find_plain_probabilities<C, Map>(pairs, s, scale_log2, t, step, query, probe != 0.f);
       } else {
         find_probabilities<C, Map>(pairs, d_pairs, s, p, t, step, query);
       }
