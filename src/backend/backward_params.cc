@@ -76,6 +76,9 @@ core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensor
   if (plan.dout_largest_offset != 0) {
     p.dout_largest = reinterpret_cast<std::uint32_t*>(at(plan.dout_largest_offset));
   }
+  if (plan.nonfinite_heads_offset != 0) {
+    p.nonfinite_heads = reinterpret_cast<std::uint32_t*>(at(plan.nonfinite_heads_offset));
+  }
   p.dbias_keys = plan.dbias_keys;
   p.dq_partials = at(plan.dq_partials_offset);
   p.k_chunks = plan.key_chunks;

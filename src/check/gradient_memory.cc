@@ -35,9 +35,10 @@ GradientMemory::GradientMemory(const CaseSpec& spec, const Tensors& t) {
   const bool own_dout = kernel != nullptr && !takes_f32_dout(*kernel);
   g.dout = place(t.out, own_dout ? spec.dtype : dout, layout());
   if (random.chance(0.5)) g.dlse = place(t.lse, t.lse.dtype, Rows::dense);
-  if (wanted()) g.dq = place(t.q, type(spec.dtype), layout());
+  // A Hopper kernel computes dq, and dk or dv or both.
+  if (wanted() || tma) g.dq = place(t.q, type(spec.dtype), layout());
   if (wanted()) g.dk = place(t.k, type(spec.dtype), layout());
-  if (wanted()) g.dv = place(t.v, type(spec.dtype), layout());
+  if (wanted() || (tma && !g.dk.given())) g.dv = place(t.v, type(spec.dtype), layout());
   if (t.bias.given() && wanted()) g.dbias = place(t.bias, type(spec.dtype), layout());
   if (t.sinks.given() && wanted()) g.dsinks = place(t.sinks, DType::f32, Rows::dense);
   for (TensorView Gradients::*one : kAllGradients) {

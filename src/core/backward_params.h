@@ -35,6 +35,7 @@ struct BackwardParams {
   void* row_base;  // [partial_rows()]
   void* row_factor;
   void* row_delta;  // Σ dout·out - dlse
+  std::int32_t stats_rows;  // rows of a CTA that finds them
   // Rows with a larger |lse| find their maximum and sum again: the rounding of lse would show in P.
   // Not if lse covers more keys than the call has.
   bool exact_stats;
@@ -43,6 +44,10 @@ struct BackwardParams {
   /// [DsNorm, batch, kv_heads]: bits of the largest finite norms of rows of dout and v, and of
   /// |delta| (core/ds_unit.h); null: not wanted.
   std::uint32_t* dout_largest;
+
+  /// [batch, kv_heads]: 1 if an input or a row's statistic of the head is not finite, else 0. Hopper
+  /// kernels leave these heads to cuda/simt/repair.cu; null: not wanted.
+  std::uint32_t* nonfinite_heads;
 
   /// dq without scale, before the sum over the chunks: [k_chunks, query tiles, head_dim, tile_q].
   void* dq_partials;

@@ -35,10 +35,10 @@ enum class Sm90BwdBarrier : int {
 inline constexpr int kSm90BwdBarriers = 17;
 
 /// Barrier                completed by                               waited on by
-/// a1, a2, q, dout, k,    producer, with the bytes of its TMA loads  consumers; full of B1 and B2
-/// v_full                                                            also the tail warp
-/// ..._empty              every consumer warp                        producer; q and k_empty also
-///                                                                   the tail warp
+/// a1, a2, q, dout, k,    producer, with the bytes of its TMA loads  consumers; A also the inspector,
+/// v_full                                                            B1 and B2 the tail warp
+/// ..._empty              every consumer warp; of A also the         producer; q and k_empty also
+///                        inspector                                  the tail warp
 /// rows_ready, keys_ready tail warp                                  consumers
 /// tile_full              scheduler                                  all other roles
 /// tile_empty             all other roles                            scheduler
@@ -48,9 +48,9 @@ constexpr Sm90BarrierRow sm90_barrier(const Sm90BwdTraits& shape, Sm90BwdBarrier
   const int queries = shape.dkdv_stages(), keys = shape.dq_stages();
   switch (barrier) {
     case Sm90BwdBarrier::a1_full: return {"a1_full", 1, 1, false};
-    case Sm90BwdBarrier::a1_empty: return {"a1_empty", 1, kWarps, true};
+    case Sm90BwdBarrier::a1_empty: return {"a1_empty", 1, kWarps + 1, true};
     case Sm90BwdBarrier::a2_full: return {"a2_full", 1, 1, false};
-    case Sm90BwdBarrier::a2_empty: return {"a2_empty", 1, kWarps, true};
+    case Sm90BwdBarrier::a2_empty: return {"a2_empty", 1, kWarps + 1, true};
     case Sm90BwdBarrier::q_full: return {"q_full", queries, 1, false};
     case Sm90BwdBarrier::q_empty: return {"q_empty", queries, kWarps, true};
     case Sm90BwdBarrier::dout_full: return {"dout_full", queries, 1, false};
@@ -62,7 +62,7 @@ constexpr Sm90BarrierRow sm90_barrier(const Sm90BwdTraits& shape, Sm90BwdBarrier
     case Sm90BwdBarrier::v_empty: return {"v_empty", keys, kWarps, true};
     case Sm90BwdBarrier::keys_ready: return {"keys_ready", keys, 1, false};
     case Sm90BwdBarrier::tile_full: return {"tile_full", kBwdTileSlots, 1, false};
-    case Sm90BwdBarrier::tile_empty: return {"tile_empty", kBwdTileSlots, kWarps + 2, true};
+    case Sm90BwdBarrier::tile_empty: return {"tile_empty", kBwdTileSlots, kWarps + 3, true};
     case Sm90BwdBarrier::tile_requested: return {"tile_requested", 1, 1, false};
   }
   return {};

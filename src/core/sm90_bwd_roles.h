@@ -102,6 +102,33 @@ FLASHCORE_ROLE void prepare_bwd(Warp& warp) {
   prepare_bwd_tiles<typename Warp::Dq>(warp, queue);
 }
 
+template <typename Steps, typename Warp>
+FLASHCORE_ROLE void inspect_bwd_tiles(Warp& warp, BwdQueueState& queue, BwdTileState& a) {
+  using B = Sm90BwdBarrier;
+  for (; next_bwd_tile<Steps>(warp, queue); queue.advance()) {
+    if (warp.work(queue).tiles > 0) {
+      warp.template wait<B::a1_full>(a);
+      warp.inspect_a1(queue);
+      warp.template arrive<B::a1_empty>(a);
+      warp.template wait<B::a2_full>(a);
+      warp.inspect_a2(queue);
+      warp.template arrive<B::a2_empty>(a);
+      a.advance();
+    }
+    warp.template arrive<B::tile_empty>(queue);
+  }
+}
+
+/// Looks for elements that are not finite. Every row of K, V, Q and dO that a step reads is a row of
+/// A in one work tile, so that inspecting A is enough.
+template <typename Warp>
+FLASHCORE_ROLE void inspect_bwd(Warp& warp) {
+  BwdQueueState queue;
+  BwdTileState a;
+  inspect_bwd_tiles<typename Warp::DkDv>(warp, queue, a);
+  inspect_bwd_tiles<typename Warp::Dq>(warp, queue, a);
+}
+
 /// Releases steps that only the other warpgroup computes.
 template <typename Steps, typename Warp>
 FLASHCORE_ROLE void skip_bwd_steps(Warp& warp, typename Steps::State& b, std::int32_t steps) {

@@ -26,9 +26,13 @@ Status launch_on(const void* entry, const core::BackwardParams& params, std::int
 
 Status launch_before(const core::BackwardParams& params, Stream stream) noexcept {
   const core::AttentionParams& f = params.fwd;
+  core::BackwardParams stats = params;
+  // Long CTAs if there are many: what they begin with takes as long as a few rows.
+  const std::int64_t all_rows = std::int64_t{f.batch} * f.q_heads * f.q_len;
+  stats.stats_rows = kRowStatsRows * (all_rows > (1 << 16) ? 4 : 1);
   // CTAs of row_stats and v_norms for heads of `length` rows.
   const auto row_blocks = [&](std::int32_t heads, std::int32_t length) {
-    return std::int64_t{f.batch} * heads * ((length + kRowStatsRows - 1) / kRowStatsRows);
+    return std::int64_t{f.batch} * heads * core::tiles_of(length, stats.stats_rows);
   };
   if (f.cu_seqlens_q != nullptr || f.cu_seqlens_k != nullptr) {
     const std::int64_t columns = std::max(f.head_dim, f.v_dim);
@@ -37,15 +41,20 @@ Status launch_before(const core::BackwardParams& params, Stream stream) noexcept
     FLASHCORE_RETURN_IF_ERROR(launch_on(zero_rows_entry(), params, rows * columns, kZeroRowsThreads,
                                         kZeroRowsThreads, stream));
   }
-  if (params.dout_largest != nullptr) {
-    const std::int64_t heads = std::int64_t{f.batch} * f.kv_heads;
-    const auto bytes = sizeof(std::uint32_t) * core::kDsNorms * static_cast<std::size_t>(heads);
+  const auto heads = static_cast<std::size_t>(std::int64_t{f.batch} * f.kv_heads);
+  const auto zero = [&](std::uint32_t* data, std::size_t count) -> Status {
+    if (data == nullptr) return {};
     FLASHCORE_CUDA(
-        cudaMemsetAsync(params.dout_largest, 0, bytes, static_cast<cudaStream_t>(stream)));
-    FLASHCORE_RETURN_IF_ERROR(launch_on(v_norms_entry(), params, row_blocks(f.kv_heads, f.kv_len),
-                                        1, kRowStatsThreads, stream));
+        cudaMemsetAsync(data, 0, sizeof *data * count, static_cast<cudaStream_t>(stream)));
+    return {};
+  };
+  FLASHCORE_RETURN_IF_ERROR(zero(params.dout_largest, core::kDsNorms * heads));
+  FLASHCORE_RETURN_IF_ERROR(zero(params.nonfinite_heads, heads + 1));  // and the tile counter
+  if (params.dout_largest != nullptr) {
+    FLASHCORE_RETURN_IF_ERROR(launch_on(v_norms_entry(), stats, row_blocks(f.kv_heads, f.kv_len), 1,
+                                        kRowStatsThreads, stream));
   }
-  return launch_on(row_stats_entry(), params, row_blocks(f.q_heads, f.q_len), 1, kRowStatsThreads,
+  return launch_on(row_stats_entry(), stats, row_blocks(f.q_heads, f.q_len), 1, kRowStatsThreads,
                    stream);
 }
 
@@ -57,10 +66,14 @@ Status launch_sm90(const BackwardPlan& plan, const core::BackwardParams& params,
   FLASHCORE_RETURN_IF_ERROR(make_sm90_bwd_params(plan, params, hopper));
   if (hopper.num_scheduled == 0) return {};
   const std::int32_t ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
-  // The workspace of a call for gradients needs no initialisation.
-  FLASHCORE_CUDA(cudaMemsetAsync(hopper.tile_counter, 0, sizeof *hopper.tile_counter,
-                                 static_cast<cudaStream_t>(stream)));
-  return launch_kernel(entry, hopper, {ctas, kernel.threads, kernel.smem_bytes}, stream);
+  FLASHCORE_RETURN_IF_ERROR(
+      launch_kernel(entry, hopper, {ctas, kernel.threads, kernel.smem_bytes}, stream));
+  core::BackwardParams repair = params;
+  repair.fwd.q_tiles = static_cast<std::int32_t>(core::tiles_of(params.fwd.q_len, kRepairRows));
+  repair.fwd.tile_q = kRepairRows;
+  repair.k_tiles = static_cast<std::int32_t>(core::tiles_of(params.fwd.kv_len, kRepairRows));
+  return launch_kernel(repair_entry(), repair,
+                       {2 * plan.device.sm_count, kRepairThreads, kRepairBytes}, stream);
 }
 
 /// The kernel of dq, dk, dv and dbias.

@@ -44,7 +44,7 @@ inline constexpr int kAppendRowsPerCta = kAppendThreads / 32;
 /// Statistics of every query row, before the main kernel.
 const void* row_stats_entry() noexcept;
 inline constexpr int kRowStatsThreads = 256;
-inline constexpr int kRowStatsRows = 32;  // of a CTA
+inline constexpr int kRowStatsRows = 32;  // that a CTA reads together
 /// Norms of the rows of v, for core::ds_unit().
 const void* v_norms_entry() noexcept;
 /// Zeroes varlen gradients, because rows between the sequences belong to no work tile.
@@ -53,6 +53,12 @@ inline constexpr int kZeroRowsThreads = 256;
 /// dsinks, after the row statistics. One CTA per query head.
 const void* dsinks_entry() noexcept;
 inline constexpr int kDsinksThreads = 256;
+
+/// Computes the gradients of nonfinite_heads again (simt/repair.cu).
+const void* repair_entry() noexcept;
+inline constexpr int kRepairThreads = 256;
+inline constexpr int kRepairRows = 32;  // of a work tile
+inline constexpr int kRepairBytes = 27504;
 
 // The kernels of common/quantize.cu, in launch order.
 /// Zeroes the saturation counts, and the scales unless the caller gives them.

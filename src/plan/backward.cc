@@ -55,7 +55,6 @@ Status find_backward_kernel(const BackwardProblem& problem, const DeviceInfo& de
   if (p.options.kernel != nullptr) return find_forced(problem, device, found);
   // Of a family, the widest instruction set comes first; on a GPU, small dims.
   for (const Family family : families_of(device.device.type)) {
-    if (traits_of(family).backward_by_name) continue;
     for (const KernelInfo& kernel : kernels_of(Operation::bwd, family, Inputs::native, p.dtype)) {
       if (supports_backward(kernel, problem, device) == Reject::none) {
         found = &kernel;
@@ -80,13 +79,15 @@ Reject check_tma_gradients(const BackwardProblem& problem) noexcept {
   };
   const bool all = writes(problem.dq, p.head_dim) && writes(problem.dk, p.head_dim) &&
                    writes(problem.dv, p.v_dim);
-  return all ? Reject::none : Reject::gradient_format;
+  if (!all) return Reject::gradient_format;
+  // It inspects K and V in tiles of dk and dv, Q and dout in tiles of dq.
+  const bool both = problem.dq.given() && (problem.dk.given() || problem.dv.given());
+  return both ? Reject::none : Reject::gradient_subset;
 }
 
 /// The reason why the planner prefers another kernel, which supports the problem too.
 Reject backward_preference(const KernelInfo& kernel, const KernelInfo& chosen) noexcept {
   if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
-  if (traits_of(kernel).backward_by_name) return Reject::by_name;
   return kernel.family == chosen.family ? Reject::wrong_size : Reject::slower_family;
 }
 
@@ -142,11 +143,15 @@ Status plan_backward_workspace(BackwardPlan& plan) noexcept {
       aligned_bytes(static_cast<std::size_t>(partial_rows * p.head_dim) * element);
   if (plan.kernel->device == DeviceType::cuda) {
     plan.workspace_bytes = plan.scratch_offset;
+    const auto heads = static_cast<std::size_t>(p.batch * p.kv_heads);
     if (plan.kernel->probability_dtype == DType::f16) {  // core::ds_unit()
       constexpr std::size_t kNorms = 3;
-      plan.dout_largest_offset = plan.scratch_offset;
-      plan.workspace_bytes +=
-          aligned_bytes(kNorms * static_cast<std::size_t>(p.batch * p.kv_heads) * 4);
+      plan.dout_largest_offset = plan.workspace_bytes;
+      plan.workspace_bytes += aligned_bytes(kNorms * heads * 4);
+    }
+    if (plan.kernel->family == Family::sm90) {
+      plan.nonfinite_heads_offset = plan.workspace_bytes;
+      plan.workspace_bytes += aligned_bytes((heads + 1) * 4);  // the counter of work tiles follows
     }
     return {};
   }

@@ -52,8 +52,6 @@ struct FamilyTraits {
   int index_bits;             // width of its row and tile counters
   std::uint8_t general_mods;  // core::ScoreMods that take the general path
   bool general_layouts;       // calls without AttentionParams::fast_layout take it, too
-  bool backward_by_name;      // the planner leaves its gradients to other families until they are
-                              // measured on a GPU; Options::kernel selects them
   const char* source_dirs;    // sources of its fingerprint; "dir/*": without subdirectories
 };
 
@@ -73,7 +71,6 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 64,
      .general_mods = core::kElementMods | core::kMaskMod,  // Q is scaled when it is loaded
      .general_layouts = false,
-     .backward_by_name = false,
      .source_dirs = "src/cpu src/core"},
     {.family = Family::simt,
      .names = {"simt", nullptr, nullptr},
@@ -90,7 +87,6 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 64,
      .general_mods = core::kElementMods | core::kMaskMod,  // Q is scaled when it is loaded
      .general_layouts = false,
-     .backward_by_name = false,
      .source_dirs = "src/cuda/simt src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm80,
      .names = {"sm80", "sm80_8bit", nullptr},
@@ -107,7 +103,6 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kMaskMod | core::kNonPositiveScaleMod,
      .general_layouts = true,
-     .backward_by_name = false,
      .source_dirs = "src/cuda/sm80 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm90,
      .names = {"sm90", nullptr, "sm90_e4m3"},
@@ -124,7 +119,6 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kNonPositiveScaleMod | core::kBlockScalesMod,
      .general_layouts = false,
-     .backward_by_name = false,
      .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
 };
 

@@ -35,7 +35,7 @@ enum class Reject {
   dout_format,      // dout is f32 and must not be
   dout_strides,     // TMA cannot read the rows of dout
   gradient_format,  // dq, dk or dv is f32, or has rows that 8-byte stores cannot write
-  by_name,          // FamilyTraits::backward_by_name
+  gradient_subset,  // dq, or both dk and dv, are not wanted
   slower_family,
   slower_isa,
   slower_tile,

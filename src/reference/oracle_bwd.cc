@@ -203,7 +203,9 @@ void GradientSums::add_pair(const Row& row, std::int64_t j, const Pair& pair,
   const double* k = keys_.k.data() + j * p_.head_dim;
   const bool excused = pair.p < kMayUnderflow && (!std::isfinite(pair.w) || !row.dout_finite);
   const double dz = pair.dz(), cap = p_.options.softcap > 0 ? 6 * a_.sum_unit : 0.0;
-  const double dz_error = pair.weight_error * pair.slope + cap * pair.p * std::fabs(pair.w);
+  // The rounded slope multiplies the computed w, which is not 0 where w is.
+  const double w = std::fabs(pair.w) + pair.dp_error + row.delta_error;
+  const double dz_error = pair.weight_error * pair.slope + cap * pair.p * w;
   const auto add = [&](Gradient& g, std::size_t at, double weight, double error, double flushed,
                        double operand) {
     if (excused) g.excused[at] = 1;

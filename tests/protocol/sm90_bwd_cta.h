@@ -213,6 +213,20 @@ struct BwdModelTail : BwdModelWarp<kShape> {
   }
 };
 
+template <core::Sm90BwdTraits kShape>
+struct BwdModelInspector : BwdModelWarp<kShape> {
+  void inspect_a1(BwdQueueState queue) { inspect(queue, 0); }
+  void inspect_a2(BwdQueueState queue) { inspect(queue, 1); }
+
+ private:
+  void inspect(BwdQueueState queue, std::size_t which) {
+    Slot& a = this->cta.a[which];
+    a.begin_read({this->work(queue).serial, 0});
+    this->cta.fibers.may_pause();
+    a.end_read();
+  }
+};
+
 /// A consumer warp. Registers hold tags: the steps of S and dP, and those that the sums contain.
 template <core::Sm90BwdTraits kShape, typename Steps>
 struct BwdModelConsumer : BwdModelWarp<kShape> {
@@ -338,6 +352,10 @@ void run_bwd_model(BwdLaunch& launch, BwdFault fault, std::uint64_t seed) {
     fibers.add(name + "tail warp", [&cta] {
       BwdModelTail<kShape> warp{{cta}, {}};
       core::prepare_bwd(warp);
+    });
+    fibers.add(name + "inspector", [&cta] {
+      BwdModelInspector<kShape> warp{{cta}};
+      core::inspect_bwd(warp);
     });
     for (int w = 0; w < kWarps; ++w) {
       fibers.add(name + "consumer " + std::to_string(w), [&cta, w] {

@@ -145,10 +145,9 @@ __device__ __forceinline__ RowSums sum_vectors(const StridedRows& x, const Strid
   return own;
 }
 
-/// The same for any formats and strides, one row at a time.
-__device__ __forceinline__ RowSums sum_strided(const StridedRows& x, const StridedRows& y,
-                                               std::int32_t first, std::int32_t count, int lane,
-                                               bool squares) {
+/// The same for any formats and strides, one row at a time. Not inlined, as find_exact_stats().
+__device__ __noinline__ RowSums sum_strided(StridedRows x, StridedRows y, std::int32_t first,
+                                            std::int32_t count, int lane, bool squares) {
   RowSums own{};
 #pragma unroll 1
   for (int r = 0; r < kRows; ++r) {
@@ -181,18 +180,25 @@ __device__ __forceinline__ RowSums sum_rows(const StridedRows& x, const StridedR
 /// Calls visit(seq, b, h, first, count) for each group of kRows rows of every sequence and head:
 /// the warp has rows [first, first + kRows) of `count`.
 template <typename Visit>
-__device__ __forceinline__ void for_warp_rows(const AttentionParams& f, std::int32_t heads,
+__device__ __forceinline__ void for_warp_rows(const BackwardParams& p, std::int32_t heads,
                                               std::int32_t length, bool queries, Visit visit) {
-  const std::int32_t row_blocks = (length + kRowStatsRows - 1) / kRowStatsRows;
-  const std::int64_t blocks = static_cast<std::int64_t>(f.batch) * heads * row_blocks;
-  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const std::int64_t head = block / row_blocks;
-    const auto h = static_cast<std::int32_t>(head % heads);
-    const auto b = static_cast<std::int32_t>(head / heads);
+  const AttentionParams& f = p.fwd;
+  // In 32 bits: a division in 64 bits takes longer than a row.
+  const auto row_blocks = static_cast<unsigned>((length + p.stats_rows - 1) / p.stats_rows);
+  const unsigned blocks = static_cast<unsigned>(f.batch) * static_cast<unsigned>(heads) * row_blocks;
+#pragma unroll 1
+  for (unsigned block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const unsigned head = block / row_blocks;
+    const auto b = static_cast<std::int32_t>(head / static_cast<unsigned>(heads));
+    const auto h = static_cast<std::int32_t>(head % static_cast<unsigned>(heads));
     const core::SeqInfo seq = seq_of(f, b);
-    const auto first = static_cast<std::int32_t>(block % row_blocks) * kRowStatsRows +
-                       static_cast<std::int32_t>(threadIdx.x / 32) * kRows;
-    visit(seq, b, h, first, queries ? seq.q_len : seq.kv_len);
+    const std::int32_t count = queries ? seq.q_len : seq.kv_len;
+    auto first = static_cast<std::int32_t>(block % row_blocks) * p.stats_rows;
+    const std::int32_t end = min(count, first + p.stats_rows);
+    if (threadIdx.x == 0 && first == 0 && h == 0 && queries) report(f, seq.error);
+    first += static_cast<std::int32_t>(threadIdx.x / 32) * kRows;
+#pragma unroll 1
+    for (; first < end; first += kRowStatsRows) visit(seq, b, h, first, count);
   }
 }
 
@@ -211,6 +217,7 @@ __device__ __forceinline__ RowStats row_stats_of(const BackwardParams& p, const 
                                                  std::int32_t b, std::int32_t h, std::int32_t first,
                                                  int lane) {
   const AttentionParams& f = p.fwd;
+  const RowSums sums = sum_dout(p, seq, b, h, first, lane);
   const std::int32_t i = min(first + lane % kRows, seq.q_len - 1);
   const bool own = lane < kRows && first + lane < seq.q_len;
   const std::int64_t q_row = static_cast<std::int64_t>(seq.q_row) + i;
@@ -219,16 +226,12 @@ __device__ __forceinline__ RowStats row_stats_of(const BackwardParams& p, const 
   if (p.dlse != nullptr && !f.fault.is(InjectedFault::dlse_ignored)) {
     dlse = static_cast<const float*>(p.dlse)[core::row_offset(p.dlse_strides, b, h, q_row)];
   }
-  const RowSums sums = sum_dout(p, seq, b, h, first, lane);
-  RowStats stats{lse, 1.f, sums.dot - dlse};
+  const RowStats stats{lse, 1.f, sums.dot - dlse};
   const bool no_keys = lse == core::negative_infinity<float>();
-  const bool inexact = p.exact_stats && !no_keys && !(fabsf(lse) <= p.largest_exact_lse);
-  for (unsigned rows = __ballot_sync(0xffffffffu, own && inexact); rows != 0; rows &= rows - 1) {
-    const int r = __ffs(static_cast<int>(rows)) - 1;
-    const ExactStats exact = find_exact_stats(p, b, h, first + r);
-    if (lane == r) stats.base = exact.base, stats.factor = exact.factor;
-  }
   if (no_keys && !f.fault.is(InjectedFault::empty_row_unguarded)) return {0.f, 0.f, 0.f};
+  if (p.nonfinite_heads != nullptr && own && !(is_finite(stats.base) && is_finite(stats.delta))) {
+    p.nonfinite_heads[b * f.kv_heads + h / p.group] = 1;
+  }
   if (p.dout_largest != nullptr && own) {
     raise_norm(p, core::DsNorm::dout, b, h / p.group, sqrtf(sums.squares));
     raise_norm(p, core::DsNorm::delta, b, h / p.group, fabsf(stats.delta));
@@ -236,21 +239,37 @@ __device__ __forceinline__ RowStats row_stats_of(const BackwardParams& p, const 
   return stats;
 }
 
-__global__ void __launch_bounds__(kRowStatsThreads, 3)
+/// Replaces base and factor of the warp's rows whose lse is too large: its rounding would show in P.
+__device__ __forceinline__ void replace_inexact(const BackwardParams& p, std::int32_t b,
+                                                std::int32_t h, std::int32_t first,
+                                                std::int64_t first_at, bool inexact, int lane) {
+  for (unsigned rows = __ballot_sync(0xffffffffu, inexact); rows != 0; rows &= rows - 1) {
+    const int r = __ffs(static_cast<int>(rows)) - 1;
+    const ExactStats exact = find_exact_stats(p, b, h, first + r);
+    if (lane != r) continue;
+    static_cast<float*>(p.row_base)[first_at + r] = exact.base;
+    static_cast<float*>(p.row_factor)[first_at + r] = exact.factor;
+  }
+}
+
+__global__ void __launch_bounds__(kRowStatsThreads, 5)
     row_stats_kernel(const __grid_constant__ BackwardParams p) {
   const AttentionParams& f = p.fwd;
   const int lane = threadIdx.x % 32;
-  for_warp_rows(f, f.q_heads, f.q_len, true,
+  for_warp_rows(p, f.q_heads, f.q_len, true,
                 [&](const core::SeqInfo& seq, std::int32_t b, std::int32_t h, std::int32_t first,
                     std::int32_t count) {
-                  if (lane == 0 && first == 0 && h == 0) report(f, seq.error);
-                  if (first >= count) return;
                   const RowStats stats = row_stats_of(p, seq, b, h, first, lane);
-                  if (lane >= kRows || first + lane >= count) return;
-                  const std::int64_t at = core::partial_row(f, b, h, seq.q_row, first + lane);
-                  static_cast<float*>(p.row_base)[at] = stats.base;
-                  static_cast<float*>(p.row_factor)[at] = stats.factor;
-                  static_cast<float*>(p.row_delta)[at] = stats.delta;
+                  const bool own = lane < kRows && first + lane < count;
+                  const std::int64_t first_at = core::partial_row(f, b, h, seq.q_row, first);
+                  if (own) {
+                    static_cast<float*>(p.row_base)[first_at + lane] = stats.base;
+                    static_cast<float*>(p.row_factor)[first_at + lane] = stats.factor;
+                    static_cast<float*>(p.row_delta)[first_at + lane] = stats.delta;
+                  }
+                  const bool inexact = stats.base != core::negative_infinity<float>() &&
+                                       !(fabsf(stats.base) <= p.largest_exact_lse);
+                  replace_inexact(p, b, h, first, first_at, own && p.exact_stats && inexact, lane);
                 });
 }
 
@@ -259,10 +278,9 @@ __global__ void __launch_bounds__(kRowStatsThreads)
     v_norms_kernel(const __grid_constant__ BackwardParams p) {
   const AttentionParams& f = p.fwd;
   const int lane = threadIdx.x % 32;
-  for_warp_rows(f, f.kv_heads, f.kv_len, false,
+  for_warp_rows(p, f.kv_heads, f.kv_len, false,
                 [&](const core::SeqInfo& seq, std::int32_t b, std::int32_t h, std::int32_t first,
                     std::int32_t count) {
-                  if (first >= count) return;
                   const StridedRows v =
                       strided_rows(f.v, f.v_element, f.v_strides, b, h, seq.k_row, f.v_dim);
                   const float norm = sqrtf(sum_rows(v, v, first, count, lane, true).squares);

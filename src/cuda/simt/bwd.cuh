@@ -535,16 +535,15 @@ __device__ __forceinline__ void compute_dbias(BwdStorage<C>& s, const BackwardPa
   store_dbias<C>(sum, s, p, tile);
 }
 
-template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 2)
-    bwd_kernel(const __grid_constant__ BackwardParams p) {
-  extern __shared__ __align__(16) unsigned char s_bytes[];
-  BwdStorage<C>& s = *reinterpret_cast<BwdStorage<C>*>(s_bytes);
-  core::spin_if_injected(p.fwd.fault, p.fwd.q_len);
+/// The CTA's share of the work tiles that are wanted.
+template <typename C, typename Wanted>
+__device__ __forceinline__ void compute_tiles(BwdStorage<C>& s, const BackwardParams& p,
+                                              Wanted wanted) {
   const core::BackwardGrid grid = core::backward_grid(p);
 #pragma unroll 1
   for (std::int64_t index = blockIdx.x; index < grid.total(); index += gridDim.x) {
     const core::BackwardTile tile = core::backward_tile(p, grid, index);
+    if (!wanted(tile)) continue;
     if (tile.output == BackwardOutput::dkdv) {
       compute_dkdv<C>(s, p, tile);
     } else if (tile.output == BackwardOutput::dq) {
@@ -553,6 +552,15 @@ __global__ void __launch_bounds__(C::kThreads, 2)
       compute_dbias<C>(s, p, tile);
     }
   }
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 2)
+    bwd_kernel(const __grid_constant__ BackwardParams p) {
+  extern __shared__ __align__(16) unsigned char s_bytes[];
+  core::spin_if_injected(p.fwd.fault, p.fwd.q_len);
+  compute_tiles<C>(*reinterpret_cast<BwdStorage<C>*>(s_bytes), p,
+                   [](const core::BackwardTile&) { return true; });
 }
 
 }  // namespace flashcore::cuda::simt

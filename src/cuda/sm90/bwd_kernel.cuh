@@ -18,6 +18,7 @@
 //   scheduler   thread 32 of warpgroup 0      40         bwd_producer.cuh: fetches work tiles
 //   producer    thread 0                      40         bwd_producer.cuh: A and B by TMA
 //   tail        warp 2                        40         bwd_producer.cuh: row statistics, zeros
+//   inspector   warp 3                        40         bwd_inspector.cuh: finds NaN in A
 //   consumer    2 warpgroups, 64 rows of A    232        bwd_mainloop.cuh, bwd_score.cuh,
 //                                                        bwd_epilogue.cuh
 //   grid        one CTA per SM; its work tiles are dkdv tiles first, then dq tiles
@@ -28,6 +29,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/sm90/bwd_inspector.cuh"
 #include "cuda/sm90/bwd_mainloop.cuh"
 
 namespace flashcore::cuda::sm90 {
@@ -58,6 +60,9 @@ __device__ __forceinline__ void feed_bwd(BwdStorage<C>& s, const BwdParams& para
   } else if (warp == 2) {
     BwdTailWarp<C> tail{{{s, params}, static_cast<int>(threadIdx.x % 32)}};
     core::prepare_bwd(tail);
+  } else if (warp == 3) {
+    BwdInspector<C> inspector{{{s, params}, static_cast<int>(threadIdx.x % 32)}};
+    core::inspect_bwd(inspector);
   }
 }
 

@@ -7,11 +7,13 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// The base of a row in units of log2, which includes its factor.
+/// The base of a row in units of log2, which includes its factor. inf makes P 0: a factor of 0, or an
+/// lse below all scores that have a weight, whose -inf would make P of a hidden pair NaN.
 __device__ __forceinline__ float log2_base(const core::BackwardParams& p, std::int64_t at) {
   const float base = static_cast<const float*>(p.row_base)[at];
   const float factor = static_cast<const float*>(p.row_factor)[at];
-  return base * static_cast<float>(core::kLog2E) - __log2f(factor);  // inf if the factor is 0
+  const float base_log2 = base * static_cast<float>(core::kLog2E) - __log2f(factor);
+  return base_log2 == core::negative_infinity<float>() ? -base_log2 : base_log2;
 }
 
 __device__ __forceinline__ float row_delta(const core::BackwardParams& p, std::int64_t at,

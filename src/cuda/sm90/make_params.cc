@@ -112,7 +112,7 @@ Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams
                              f.q_tiles, last_tiles);
   params.num_scheduled = params.dkdv_order.tiles + params.dq_order.tiles;
   params.tile_counter =
-      reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(f.error) + core::kCountersOffset);
+      call.nonfinite_heads + std::int64_t{f.batch} * f.kv_heads;  // BackwardPlan
   params.q_tail_dirty = f.cu_seqlens_q != nullptr;
   params.k_tail_dirty = f.cu_seqlens_k != nullptr || f.used_k != nullptr;
   params.score_scale = core::score_scale<float>(f);
