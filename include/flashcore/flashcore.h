@@ -284,12 +284,15 @@ typedef struct flashcore_backward_params {
   const flashcore_params* call;
   const flashcore_tensor* dout;
   const flashcore_tensor* dlse; /* or NULL: 0 */
-  /* Written; NULL: not computed. */
+  /* Written; NULL: not computed. Their types may be f32 where the inputs have 16 bits. */
   const flashcore_tensor* dq;
   const flashcore_tensor* dk;
   const flashcore_tensor* dv;
   const flashcore_tensor* dbias;
   const flashcore_tensor* dsinks;
+  /* 1: out and lse cover more keys than the call has, as in a step of a ring. The LSE is then taken
+   * as it is: see BackwardPlan::exact_stats. */
+  int32_t global_lse;
 } flashcore_backward_params;
 
 /* As flashcore_plan, flashcore_explain and flashcore_attention. */

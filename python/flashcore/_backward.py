@@ -12,6 +12,7 @@ from flashcore._core.descriptors import described
 from flashcore._core.execute import check_shaped, given_arrays
 from flashcore._core.library import library
 from flashcore._core.options import (NO_WINDOW, OPTIONAL, OPTIONS, normalize_options, python_name)
+from flashcore._core.scalars import flag, one_of
 from flashcore.block_mask import BlockMask
 from flashcore.quant import Quantized
 
@@ -26,13 +27,19 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
                        cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, seqused_k: Any = None,
                        block_table: Any = None, layout: str = "bhsd", reproducibility: str = "deterministic",
                        max_q_len: int = 0, max_kv_len: int = 0, partial: bool = False,
-                       checked: bool = False, kernel: str | None = None) -> tuple[Any, ...]:
+                       checked: bool = False, kernel: str | None = None, grad_dtype: str | None = None,
+                       global_lse: bool = False) -> tuple[Any, ...]:
     """Gradients of attention(q, k, v, ...): a tuple in the order of `wanted`.
 
     dout is the gradient of the result `out`, dlse (optional) that of `lse`; both results are those of
     attention(..., return_lse=True) with the same options. `wanted` names inputs: "q", "k", "v", "bias"
     and "sinks". A gradient has the shape and dtype of its input. The same call
     gives the same bits, on a CPU for any number of threads. Paged and 8-bit k and v have no gradients.
+
+    For sums of gradients over parts of the keys, as in a ring:
+
+    grad_dtype        "f32": gradients of 16-bit inputs are not rounded to their dtype
+    global_lse        out and lse cover more keys than the call has
 
     >>> import numpy as np, flashcore
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 8)).astype(np.float32)
@@ -42,20 +49,24 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     True
     """
     arguments = {name: one for name, one in locals().items() if name in DEFAULTS and name != "out"}
-    return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments).run()
+    return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments, grad_dtype, global_lse).run()
 
 
 def explain_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
-                     wanted: Sequence[str] = ("q", "k", "v"), **arguments: Any) -> str:
+                     wanted: Sequence[str] = ("q", "k", "v"), grad_dtype: str | None = None,
+                     global_lse: bool = False, **arguments: Any) -> str:
     """Describes what attention_backward() would do with the same arguments."""
-    return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments).explain()
+    return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments, grad_dtype, global_lse).explain()
 
 
 class _Call:
     """One call: the forward's params, and descriptors of the gradients."""
 
     def __init__(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any,
-                 wanted: Sequence[str], arguments: dict[str, Any]) -> None:
+                 wanted: Sequence[str], arguments: dict[str, Any], grad_dtype: str | None,
+                 global_lse: bool) -> None:
+        if grad_dtype is not None:
+            one_of("grad_dtype", grad_dtype, ("f32",))
         for name in wanted:
             if name not in WANTED:
                 raise ValueError(f"wanted has {name!r}; wanted names of {', '.join(WANTED)}")
@@ -82,8 +93,10 @@ class _Call:
             if name in self.wanted and self.arrays[name] is None:
                 raise ValueError(f"wanted has {name!r}, but the call has no {name}")
         self._descs: list[TensorDesc] = []
+        self.grad_dtype = None if adapter.is_f64(q) else grad_dtype
         self.params = abi.BackwardParams(ctypes.sizeof(abi.BackwardParams),
                                          ctypes.pointer(self.forward.params))
+        self.params.global_lse = flag("global_lse", global_lse)
         self._describe("dout", dout)
         if dlse is not None:
             self._describe("dlse", dlse)
@@ -104,9 +117,10 @@ class _Call:
             full = read_descriptor(self.forward.arrays.bias, "bias").shape
             # A bias with one column for all keys is summed over them in the wider type.
             columns = len(shape) > 0 and shape[-1] == full[3]
-            made = adapter.empty(array, full, None if columns or adapter.is_f64(array) else "f32")
+            wide = not columns and not adapter.is_f64(array)
+            made = adapter.empty(array, full, "f32" if wide else self.grad_dtype)
         else:
-            made = adapter.empty(array, shape)
+            made = adapter.empty(array, shape, self.grad_dtype)
         self._describe("d" + name, made)
         return made
 
@@ -129,7 +143,8 @@ class _Call:
         shape = tuple(adapter_of("bias", bias).shape(bias))
         if shape[-1] != made.shape[3]:
             made = made.sum(axis=3, keepdims=True)
-            made = made.to(bias.dtype) if hasattr(made, "to") else made.astype(bias.dtype)
+            if self.grad_dtype is None:
+                made = made.to(bias.dtype) if hasattr(made, "to") else made.astype(bias.dtype)
         return made.reshape(shape)
 
     def explain(self) -> str:

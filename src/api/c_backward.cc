@@ -1,5 +1,7 @@
 // The C ABI of gradients.
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -33,7 +35,24 @@ Result<BackwardPlan> backward_plan_of(const CBackwardCall& made) {
   const std::int32_t threads = made.call.params.threads;
   if (threads < 0) return invalid_argument("threads is %d; wanted 0 or more", threads);
   if (threads > 0) info.threads = threads;
-  return make_backward_plan(*problem, info);
+  const Result<BackwardPlan> usual = make_backward_plan(*problem, info);
+  if (!usual.ok()) return usual.status();
+  BackwardPlan plan = *usual;
+  plan.exact_stats = plan.exact_stats && !made.global_lse;
+  return plan;
+}
+
+/// Copies the caller's params to `to`, which contains the defaults. Callers of version 0.1 have no
+/// global_lse.
+Status copy_params(const flashcore_backward_params* from, flashcore_backward_params& to) {
+  if (from == nullptr) return invalid_argument("params: is NULL");
+  const std::size_t size = from->struct_size;
+  if (size < offsetof(flashcore_backward_params, global_lse) || size > sizeof to ||
+      size % alignof(flashcore_backward_params) != 0) {
+    return check_struct("params", size, sizeof to);
+  }
+  std::memcpy(&to, from, size);
+  return {};
 }
 
 /// Converts and plans a call, then runs the body of an entry point with both.
@@ -51,21 +70,24 @@ std::int32_t planned_backward(const flashcore_backward_params* params, flashcore
 
 }  // namespace
 
-Result<CBackwardCall> convert_backward(const flashcore_backward_params* p) {
-  if (p == nullptr) return invalid_argument("params: is NULL");
-  FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
-  if (p->call == nullptr) return invalid_argument("call: is NULL");
-  const Result<CCall> call = convert(p->call);
+Result<CBackwardCall> convert_backward(const flashcore_backward_params* params) {
+  flashcore_backward_params p{};
+  FLASHCORE_RETURN_IF_ERROR(copy_params(params, p));
+  if (p.call == nullptr) return invalid_argument("call: is NULL");
+  if (p.global_lse != 0 && p.global_lse != 1) {
+    return invalid_argument("global_lse is %d; wanted 0 or 1", p.global_lse);
+  }
+  const Result<CCall> call = convert(p.call);
   if (!call.ok()) return call.status();
-  CBackwardCall made{*call, {}};
+  CBackwardCall made{*call, {}, p.global_lse == 1};
   Gradients& g = made.gradients;
-  FLASHCORE_RETURN_IF_ERROR(convert("dout", p->dout, TypeRule::several, g.dout));
-  FLASHCORE_RETURN_IF_ERROR(convert("dlse", p->dlse, TypeRule::wide, g.dlse));
-  FLASHCORE_RETURN_IF_ERROR(convert("dq", p->dq, TypeRule::several, g.dq));
-  FLASHCORE_RETURN_IF_ERROR(convert("dk", p->dk, TypeRule::several, g.dk));
-  FLASHCORE_RETURN_IF_ERROR(convert("dv", p->dv, TypeRule::several, g.dv));
-  FLASHCORE_RETURN_IF_ERROR(convert("dbias", p->dbias, TypeRule::several, g.dbias));
-  FLASHCORE_RETURN_IF_ERROR(convert("dsinks", p->dsinks, TypeRule::f32, g.dsinks));
+  FLASHCORE_RETURN_IF_ERROR(convert("dout", p.dout, TypeRule::several, g.dout));
+  FLASHCORE_RETURN_IF_ERROR(convert("dlse", p.dlse, TypeRule::wide, g.dlse));
+  FLASHCORE_RETURN_IF_ERROR(convert("dq", p.dq, TypeRule::several, g.dq));
+  FLASHCORE_RETURN_IF_ERROR(convert("dk", p.dk, TypeRule::several, g.dk));
+  FLASHCORE_RETURN_IF_ERROR(convert("dv", p.dv, TypeRule::several, g.dv));
+  FLASHCORE_RETURN_IF_ERROR(convert("dbias", p.dbias, TypeRule::several, g.dbias));
+  FLASHCORE_RETURN_IF_ERROR(convert("dsinks", p.dsinks, TypeRule::f32, g.dsinks));
   if (made.call.params.layout == 1) swap_gradient_axes(made.call.tensors, g);
   return made;
 }

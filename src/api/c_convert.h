@@ -47,6 +47,7 @@ Result<CCall> convert(const flashcore_params* params);
 struct CBackwardCall {
   CCall call;
   Gradients gradients;
+  bool global_lse = false;
 };
 Result<CBackwardCall> convert_backward(const flashcore_backward_params* params);
 

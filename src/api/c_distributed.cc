@@ -213,6 +213,7 @@ std::int32_t flashcore_distributed_backward(const flashcore_comm* comm,
     FLASHCORE_RETURN_IF_ERROR(convert_comm(comm, engine));
     const Result<CBackwardCall> made = convert_backward(params);
     if (!made.ok()) return made.status();
+    if (made->global_lse) return invalid_argument("global_lse: is for calls of one rank; wanted 0");
     DistributedOptions how;
     FLASHCORE_RETURN_IF_ERROR(convert_options(options, how));
     const flashcore_params& p = made->call.params;

@@ -276,6 +276,9 @@ std::string explain(const BackwardPlan& plan) {
   text += "problem    " + problem_line(p) + "\n";
   text += "gradients  " + wanted_gradients(plan.problem) +
           (plan.problem.dlse.given() ? "; with a gradient of lse\n" : "\n");
+  if (!plan.exact_stats) {
+    text += "lse        taken as it is: it covers more keys than the call has\n";
+  }
   const bool cuda = plan.kernel->device == DeviceType::cuda;
   text += "device     " + device_line(plan.device) + "\n";
   add("kernel     %s: %s%s\n", plan.kernel->id,

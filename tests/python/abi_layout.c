@@ -102,6 +102,7 @@ static void print_calls(void) {
   FIELD(flashcore_backward_params, dv);
   FIELD(flashcore_backward_params, dbias);
   FIELD(flashcore_backward_params, dsinks);
+  FIELD(flashcore_backward_params, global_lse);
   END();
   BEGIN(flashcore_append_params);
   FIELD(flashcore_append_params, struct_size);

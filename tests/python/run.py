@@ -23,7 +23,7 @@ PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transf
                  "torch_values", "torch_sdpa", "differential", "torch_boundary", "torch_direct",
                  "torch_cuda", "torch_graphs", "distributed_ranks",
                  "distributed_torch", "distributed_failures", "distributed", "distributed_placement",
-                 "distributed_explain", "peers", "examples", "readme", "attention", "backward", "quant",
+                 "distributed_explain", "distributed_step", "peers", "examples", "readme", "attention", "backward", "quant",
                  "boundary_fuzz", "boundary", "interrupt", "jax", "cupy")
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")

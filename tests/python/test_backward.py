@@ -78,6 +78,42 @@ class Backward(unittest.TestCase):
         for one, other in zip(got, want):
             np.testing.assert_array_equal(one.swapaxes(1, 2), other)
 
+    def test_gradients_in_f32(self):
+        """Rounded, they are the gradients in the inputs' dtype."""
+        q, k, v = self.inputs(np.float16)
+        bias, sinks = draw(5, 4, 5, 1).astype(np.float16), draw(6, 4).astype(np.float32)
+        options = dict(bias=bias, sinks=sinks, wanted=("q", "k", "v", "bias", "sinks"))
+        out, lse = flashcore.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True)
+        wide = flashcore.attention_backward(out, q, k, v, out, lse, grad_dtype="f32", **options)
+        self.assertEqual({one.dtype for one in wide}, {np.dtype(np.float32)})
+        for one, want in zip(wide, flashcore.attention_backward(out, q, k, v, out, lse, **options)):
+            np.testing.assert_array_equal(one.astype(want.dtype), want)
+        q, k, v = self.inputs()
+        out, lse = flashcore.attention(q, k, v, return_lse=True)
+        made = flashcore.attention_backward(out, q, k, v, out, lse, grad_dtype="f32")
+        self.assertEqual({one.dtype for one in made}, {np.dtype(np.float64)})
+        with self.assertRaisesRegex(ValueError, "grad_dtype is 'f16'; wanted one of f32"):
+            flashcore.attention_backward(out, q, k, v, out, lse, grad_dtype="f16")
+
+    def test_the_lse_of_more_keys(self):
+        """Gradients of parts of the keys add up, also where a call of its own finds the sum again."""
+        q, k, v = self.inputs()
+        for scale in (0.5, 200.0):
+            options = dict(scale=scale)
+            out, lse = flashcore.attention(q, k, v, return_lse=True, **options)
+            self.assertEqual(bool((abs(lse) > 128).any()), scale > 1)
+            dout = draw(4, *out.shape)
+            want = flashcore.attention_backward(dout, q, k, v, out, lse, **options)
+            parts = [flashcore.attention_backward(dout, q, k[:, :, part], v[:, :, part], out, lse,
+                                                  global_lse=True, **options)
+                     for part in (slice(0, 3), slice(3, 7))]
+            got = [parts[0][0] + parts[1][0], *(np.concatenate(pair, 2) for pair in
+                                                zip(parts[0][1:], parts[1][1:]))]
+            for one, other in zip(got, want):
+                np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9 * abs(other).max())
+        with self.assertRaisesRegex(TypeError, "global_lse is 2; wanted True or False"):
+            flashcore.attention_backward(dout, q, k, v, out, lse, global_lse=2)
+
     def test_refusals(self):
         q, k, v = self.inputs(np.float32)
         out, lse = flashcore.attention(q, k, v, return_lse=True)
@@ -99,6 +135,9 @@ class Backward(unittest.TestCase):
         text = flashcore.explain_backward(out, q, k, v, out, lse, wanted=("k",), causal=True)
         self.assertIn("gradients  dk\n", text)
         self.assertIn("kernel     bwd_", text)
+        self.assertNotIn("lse  ", text)
+        text = flashcore.explain_backward(out, q, k, v, out, lse, grad_dtype="f32", global_lse=True)
+        self.assertIn("lse        taken as it is: it covers more keys than the call has\n", text)
 
 
 if __name__ == "__main__":

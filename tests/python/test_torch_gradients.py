@@ -6,11 +6,9 @@ from torch_support import Case, on_every_device
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashcore
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
-from flashcore.distributed import block_gradients
 
 _op_plain = torch.ops.flashcore.attention.default
 _op = torch.ops.flashcore.attention.options
@@ -218,49 +216,34 @@ class GradcheckF64(Case):
 
 
 @on_every_device
-class BlockGradients(Case):
-    """The gradients of some rows and keys, which flashcore.distributed adds."""
+class PartsOfTheKeys(Case):
+    """Gradients of some of the keys that a row sees, as in a step of a ring."""
 
-    def add(self, q, k, v, out, lse, **options):
-        sums = [torch.zeros_like(one) for one in (q, k, v)]
-        block_gradients.add_gradients((out, q, k, v, out, *sums), None, q_start=None, k_start=None,
-                                      window=(-1, -1), scale=q.shape[-1] ** -0.5, softcap=0.0, lse=lse,
-                                      **options)
-        return sums
-
-    def test_blocks_of_rows(self):
-        """Several blocks give the result of one block, which is that of the kernels."""
-        q, k, v = self.inputs(q_len=40, kv_len=50)
-        out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True)
-        whole = self.add(q, k, v, out, lse, causal=True)
-        before, block_gradients._BLOCK_ELEMENTS = block_gradients._BLOCK_ELEMENTS, 3 * 8 * 50
-        try:
-            blocks = self.add(q, k, v, out, lse, causal=True)
-        finally:
-            block_gradients._BLOCK_ELEMENTS = before
-        kernels = flashcore.attention_backward(out, q, k, v, out, lse, causal=True)
-        for got, want, other in zip(blocks, whole, kernels):
-            self.check(got, want)
-            self.check(other, want)
-
-    def test_memory_is_linear_in_the_length(self):
-        """No tensor is larger than a block, whatever the length."""
-        largest = []
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                made = function(*args, **(kwargs or {}))
-                if isinstance(made, torch.Tensor):
-                    largest.append(made.numel())
-                return made
-
-        length = 4096
-        q, k, v = (self.draw(1, 1, length, 8) for _ in range(3))
-        out, lse = flashcore.attention(q, k, v, return_lse=True)
-        with Watch():
-            self.add(q, k, v, out, lse, causal=False)
-        self.assertGreater(length * length, block_gradients._BLOCK_ELEMENTS)
-        self.assertLessEqual(max(largest), block_gradients._BLOCK_ELEMENTS)
+    def test_sums_are_those_of_one_call(self):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            q, k, v = self.inputs(dtype, q_len=40, kv_len=50)
+            sinks = self.draw(q.shape[1])
+            out, lse = flashcore.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
+            d_out, d_lse = self.draw(*out.shape).to(dtype), self.draw(*lse.shape)
+            want = flashcore.attention_backward(d_out, q, k, v, out, lse, dlse=d_lse, causal=True,
+                                                sinks=sinks, wanted=("q", "k", "v", "sinks"),
+                                                grad_dtype="f32")
+            sums = [torch.zeros_like(one) for one in want]
+            for begin, end in ((0, 17), (17, 50)):
+                keys = slice(begin, end)
+                dq, dk, dv = flashcore.attention_backward(
+                    d_out, q, k[:, :, keys], v[:, :, keys], out, lse, dlse=d_lse, causal=True, q_start=10,
+                    k_start=begin, grad_dtype="f32", global_lse=True)
+                self.assertEqual({one.dtype for one in (dq, dk, dv)}, {torch.float32})
+                sums[0] += dq
+                sums[1][:, :, keys], sums[2][:, :, keys] = dk, dv
+            (sums[3],) = flashcore.attention_backward(
+                d_out, q, k[:, :, :0], v[:, :, :0], out, lse, dlse=d_lse, sinks=sinks, wanted=("sinks",),
+                global_lse=True)
+            # Kernels that round dS to 16 bits round each part by itself.
+            limit = 1e-5 if dtype is torch.float32 or self.device == "cpu" else 1e-2
+            for got, one in zip(sums, want):
+                self.assertLessEqual(float((got - one).abs().max() / one.abs().max()), limit)
 
 
 if __name__ == "__main__":

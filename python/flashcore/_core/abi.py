@@ -210,6 +210,7 @@ class BackwardParams(ctypes.Structure):
         ("dv", POINTER(Tensor)),
         ("dbias", POINTER(Tensor)),
         ("dsinks", POINTER(Tensor)),
+        ("global_lse", c_int32),
     ]
 
 

@@ -74,13 +74,14 @@ def backward(job: Job, comm: Comm, tensors: Sequence[Tensor], sinks: Tensor | No
     q, k, v, out, lse = tensors
     needed, keys, values = _gathered(job, comm, k, v)
     sums = Gradients(q, keys, values)
-    dsinks = None if sinks is None else torch.zeros_like(sinks, dtype=sums.wide)
+    dsinks = None if sinks is None else torch.zeros_like(sinks)
     q_spans = job.q_spans[comm.rank]
     for span, at, seen in zip(q_spans, offsets(q_spans), keys_of(job, comm.rank)):
         first = rows(overlap(needed, [(0, seen[0])]))
-        sums.add(slice(at, at + span[1] - span[0]), slice(first, first + seen[1] - seen[0]),
-                 (q, keys, values, out, lse), grads, job.mask.segments(span, seen), job.mask,
-                 scale=job.scale, softcap=job.softcap, global_lse=False, sinks=sinks, dsinks=dsinks)
+        own = sums.add(slice(at, at + span[1] - span[0]), slice(first, first + seen[1] - seen[0]),
+                       (q, keys, values, out, lse), grads, job.mask.segments(span, seen), job.mask,
+                       sinks=sinks, **job.options)
+        dsinks = own if dsinks is None else dsinks + own
     dk, dv = _scattered(job, comm, needed, sums, k, v)
     return [sums.q, dk, dv, dsinks]
 
@@ -97,7 +98,7 @@ def _scattered(job: Job, comm: Comm, needed: Sequence[Span], sums: Gradients, k:
     got = comm.exchange(sends, shapes, sums.k, "dK and dV").wait()
     made = []
     for i, (one, local) in enumerate(((k, sums.k), (v, sums.v))):
-        full = torch.zeros(one.shape, dtype=sums.wide, device=one.device)
+        full = torch.zeros(one.shape, dtype=torch.float32, device=one.device)
         for r in range(comm.size):
             put(full, 2, own, needed if r == comm.rank else _message(job, comm.rank, r),
                 local if r == comm.rank else got[r][i], add=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flashcore._attention import attention
-from flashcore.distributed.block_gradients import add_gradients
+from flashcore._backward import attention_backward
 from flashcore.cache import merge
 from flashcore.distributed.masks import Mask, Segment
 
@@ -15,36 +15,69 @@ from flashcore.distributed.masks import Mask, Segment
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], mask: Mask,
            **options: Any) -> tuple[Tensor, Tensor]:
     """(out, lse) of q [batch, heads, rows, dim], which holds a span, over k and v, which hold another."""
+    k, v = (_keys_of(segments, one) for one in (k, v))
+    packed = len(segments) > 1
+    if packed:
+        q, k, v = (_packed(one) for one in (q, k, v))
+    out, lse = attention(q, k, v, return_lse=True, **_place(q, segments, mask, options), **options)
+    return (_unpacked(out), lse[None]) if packed else (out, lse)
+
+
+def gradients(tensors: Sequence[Tensor], grads: Sequence[Tensor], segments: Sequence[Segment],
+              mask: Mask, **options: Any) -> list[Tensor]:
+    """[dq, dk, dv] in f32, and dsinks if sinks are given: of one span of queries and one of keys.
+
+    tensors are q, k, v, out and lse; grads are those of out and lse. dk and dv have the keys of the
+    segments alone.
+    """
+    q, k, v, out, lse = tensors
+    d_out, d_lse = grads
+    k, v = (_keys_of(segments, one) for one in (k, v))
+    packed = len(segments) > 1
+    if packed:
+        q, k, v, out, d_out = (_packed(one) for one in (q, k, v, out, d_out))
+        lse, d_lse = lse[0], d_lse[0]
+    wanted = ("q", "k", "v") if options.get("sinks") is None else ("q", "k", "v", "sinks")
+    made = attention_backward(d_out, q, k, v, out, lse, dlse=d_lse, wanted=wanted, grad_dtype="f32",
+                              **_place(q, segments, mask, options), **options)
+    return [*(_unpacked(one) if packed else one for one in made[:3]), *made[3:]]
+
+
+def _keys_of(segments: Sequence[Segment], one: Tensor) -> Tensor:
+    return one[:, :, segments[0].k_begin:segments[-1].k_end]
+
+
+def _packed(one: Tensor) -> Tensor:
+    """[1, heads, rows, dim] as [rows, heads, dim]."""
+    return one[0].transpose(0, 1)
+
+
+def _unpacked(one: Tensor) -> Tensor:
+    return one.transpose(0, 1)[None]
+
+
+def _place(q: Tensor, segments: Sequence[Segment], mask: Mask, options: dict[str, Any]) -> dict[str, Any]:
+    """The mask and the positions as options of a call. A call without positions, or without a mask, has
+    more kernels to choose from and less to do, so both are left out where they change no value. Batch-
+    invariant calls keep them, because the mask may decide the bits."""
+    place: dict[str, Any] = {}
+    invariant = options.get("reproducibility") == "batch_invariant"
+    if invariant or not all(mask.segment_sees_all(one) for one in segments):
+        place |= dict(causal=mask.causal, window=mask.window)
+        if mask.reach != (-1, -1) and not all(
+                one.is_bottom_right and not (invariant and one.k_start) for one in segments):
+            place |= dict(q_start=_ints(q, [one.q_start for one in segments]),
+                          k_start=_ints(q, [one.k_start for one in segments]))
     if len(segments) == 1:
-        one = segments[0]
-        place: dict[str, Any] = {}
-        if not _is_default(one, mask):
-            place = dict(q_start=one.q_start, k_start=one.k_start)
-        k, v = k[:, :, one.k_begin:one.k_end], v[:, :, one.k_begin:one.k_end]
-        out, lse = attention(q, k, v, causal=mask.causal, window=mask.window, return_lse=True, **place,
-                             **options)
-        return out, lse
+        for name in ("q_start", "k_start"):
+            if name in place:
+                place[name] = getattr(segments[0], name)
+        return place
     first = segments[0].k_begin
-    k, v = (one[:, :, first:segments[-1].k_end] for one in (k, v))
-    place = dict(cu_seqlens_q=_ints(q, [0] + [one.q_end for one in segments]),
-                 cu_seqlens_k=_ints(q, [0] + [one.k_end - first for one in segments]),
-                 max_q_len=max(one.q_end - one.q_begin for one in segments),
-                 max_kv_len=max(one.k_end - one.k_begin for one in segments))
-    if not all(_is_default(one, mask) for one in segments):
-        place |= dict(q_start=_ints(q, [one.q_start for one in segments]),
-                      k_start=_ints(q, [one.k_start for one in segments]))
-    q, k, v = (one[0].transpose(0, 1) for one in (q, k, v))
-    out, lse = attention(q, k, v, causal=mask.causal, window=mask.window, return_lse=True, **place,
-                         **options)
-    return out.transpose(0, 1)[None], lse[None]
-
-
-def _is_default(one: Segment, mask: Mask) -> bool:
-    """True if attention() places the rows right by itself: the last row at the last key."""
-    if mask.reach == (-1, -1):
-        return True
-    shift = (one.k_end - one.k_begin) - (one.q_end - one.q_begin)
-    return one.k_start == 0 and one.q_start == shift
+    return place | dict(cu_seqlens_q=_ints(q, [0] + [one.q_end for one in segments]),
+                        cu_seqlens_k=_ints(q, [0] + [one.k_end - first for one in segments]),
+                        max_q_len=max(one.q_end - one.q_begin for one in segments),
+                        max_kv_len=max(one.k_end - one.k_begin for one in segments))
 
 
 def _ints(like: Tensor, values: Sequence[int]) -> Tensor:
@@ -55,14 +88,14 @@ _KEPT = 4  # partial results of a span that wait for a merge
 
 
 class Partials:
-    """Partial results of one span of queries.
+    """Partial results of one span of queries, whose out and lse they are merged into.
 
     Merged four at a time, so that memory does not grow with the number of ranks; or, if `in_order`, kept
     and merged once in ascending order of their keys, which gives the same bits on every rank.
     """
 
-    def __init__(self, q: Tensor, v: Tensor, in_order: bool) -> None:
-        self._q, self._v_dim, self._in_order = q, v.shape[-1], in_order
+    def __init__(self, out: Tensor, lse: Tensor, in_order: bool) -> None:
+        self._out, self._lse, self._in_order = out, lse, in_order
         self._parts: list[tuple[int, Tensor, Tensor]] = []
 
     def add(self, first_key: int, out: Tensor, lse: Tensor) -> None:
@@ -71,53 +104,49 @@ class Partials:
             first, outs, lses = zip(*self._parts[:_KEPT])
             self._parts[:_KEPT] = [(first[0], *merge(outs, lses, return_lse=True))]
 
-    def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(out in q's dtype, lse)."""
-        shape = (*self._q.shape[:3], self._v_dim)
-        out = self._q.new_empty(shape)
-        if 0 in shape:
-            return out, torch.empty(shape[:3], dtype=torch.float32, device=out.device)
+    def finish(self, sinks: Tensor | None) -> None:
+        """Writes out and lse."""
+        if 0 in self._out.shape:
+            self._lse.fill_(float("-inf"))
+            return
         if not self._parts:  # no row sees a key
-            none = torch.full(shape[:3], float("-inf"), device=out.device)
-            self._parts.append((0, torch.zeros(shape, device=out.device), none))
+            none = torch.full_like(self._lse, float("-inf"), memory_format=torch.contiguous_format)
+            self._parts.append((0, torch.zeros_like(self._out, dtype=none.dtype), none))
         self._parts.sort(key=lambda one: one[0])
         _, outs, lses = zip(*self._parts)
-        made, lse = merge(outs, lses, sinks=sinks, out=out, return_lse=True)
-        return made, lse
+        self._lse.copy_(merge(outs, lses, sinks=sinks, out=self._out, return_lse=True)[1])
 
 
 class Gradients:
-    """Sums of dq, dk and dv in f32 (f64 for f64 inputs), for tensors of these shapes."""
+    """Sums of dq, dk and dv in f32, for tensors of these shapes."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        self.wide = torch.float64 if q.dtype is torch.float64 else torch.float32
-        self.q, self.k, self.v = (torch.zeros(one.shape, dtype=self.wide, device=one.device)
+        self.q, self.k, self.v = (torch.zeros(one.shape, dtype=torch.float32, device=one.device)
                                   for one in (q, k, v))
 
     def add(self, rows: slice, keys: slice, tensors: Sequence[Tensor], grads: Sequence[Tensor],
-            segments: Sequence[Segment], mask: Mask, *, scale: float, softcap: float,
-            global_lse: bool, sinks: Tensor | None = None, dsinks: Tensor | None = None) -> None:
-        """Adds the gradients of one span of queries, `rows`, and one span of keys, `keys`.
-
-        tensors are q, k, v, out and lse; grads are those of out and lse. With global_lse, the keys are
-        some of the keys that the rows see, and out and lse cover all of them.
-        """
+            segments: Sequence[Segment], mask: Mask, **options: Any) -> Tensor | None:
+        """Adds the gradients of one span of queries, `rows`, and one span of keys, `keys`. Returns dsinks
+        if sinks are given. tensors and grads are those of gradients(), of all rows and keys."""
+        sinks = options.get("sinks")
+        if rows.start >= rows.stop or (sinks is None and not any(map(mask.segment_sees, segments))):
+            return None if sinks is None else torch.zeros_like(sinks)
         q, k, v, out, lse = tensors
-        for one in segments:
-            if not mask.segment_sees(one) and (sinks is None or one.q_begin >= one.q_end):
-                continue
-            a = slice(rows.start + one.q_begin, rows.start + one.q_end)
-            b = slice(keys.start + one.k_begin, keys.start + one.k_end)
-            main = (grads[0][:, :, a], q[:, :, a], k[:, :, b], v[:, :, b], out[:, :, a],
-                    self.q[:, :, a], self.k[:, :, b], self.v[:, :, b])
-            add_gradients(main, grads[1][:, :, a], lse=lse[:, :, a] if global_lse else None,
-                          sinks=sinks, dsinks=dsinks, q_start=one.q_start, k_start=one.k_start,
-                          causal=mask.causal, window=mask.window, scale=scale, softcap=softcap)
+        dq, dk, dv, *dsinks = gradients(
+            (q[:, :, rows], k[:, :, keys], v[:, :, keys], out[:, :, rows], lse[:, :, rows]),
+            [one[:, :, rows] for one in grads], segments, mask, **options)
+        seen = slice(keys.start + segments[0].k_begin, keys.start + segments[-1].k_end)
+        self.q[:, :, rows] += dq
+        self.k[:, :, seen] += dk
+        self.v[:, :, seen] += dv
+        return dsinks[0] if dsinks else None
 
 
-def sink_gradients(sinks: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor,
-                   grad_lse: Tensor) -> Tensor:
-    """dsinks [heads] over these rows."""
-    delta = (grad_out.float() * out.float()).sum(-1) - grad_lse
-    weight = torch.exp(sinks.float()[None, :, None] - lse)
-    return -(weight * delta).sum((0, 2))
+def sink_gradients(sinks: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+                   grads: Sequence[Tensor], **options: Any) -> Tensor:
+    """dsinks [heads] over these rows, whose out and lse cover keys of other ranks."""
+    if 0 in out.shape:
+        return torch.zeros_like(sinks)
+    (made,) = attention_backward(grads[0], q, k[:, :, :0], v[:, :, :0], out, lse, dlse=grads[1],
+                                 sinks=sinks, wanted=("sinks",), global_lse=True, **options)
+    return made

@@ -18,6 +18,12 @@ class Segment(NamedTuple):
     q_start: int
     k_start: int
 
+    @property
+    def is_bottom_right(self) -> bool:
+        """True if the last row is at the last key, as in a call without positions."""
+        shift = (self.k_end - self.k_begin) - (self.q_end - self.q_begin)
+        return self.q_start - self.k_start == shift
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -59,6 +65,13 @@ class Mask:
         q_last = one.q_start + one.q_end - one.q_begin - 1
         k_last = one.k_start + one.k_end - one.k_begin - 1
         return (left < 0 or one.q_start - k_last <= left) and (right < 0 or one.k_start - q_last <= right)
+
+    def segment_sees_all(self, one: Segment) -> bool:
+        """True if every row of the segment sees all its keys."""
+        left, right = self.reach
+        q_last = one.q_start + one.q_end - one.q_begin - 1
+        k_last = one.k_start + one.k_end - one.k_begin - 1
+        return (left < 0 or q_last - one.k_start <= left) and (right < 0 or k_last - one.q_start <= right)
 
     def pairs(self, q_spans: Sequence[Span], k_spans: Sequence[Span]) -> list[tuple[int, int]]:
         """Indices (i, j) of the spans of which q_spans[i] sees a key of k_spans[j]."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flashcore.distributed.comm import Comm, Pending
 from flashcore.distributed.job import Job
-from flashcore.distributed.local import Gradients, Partials, attend, sink_gradients
-from flashcore.distributed.placement import Span, offsets
+from flashcore.distributed.local import attend
+from flashcore.distributed.ring_step import BackwardStep, ForwardStep
 
 Result = tuple[Tensor, Tensor]
 
@@ -57,35 +57,20 @@ class _Ring:
 
 def forward(job: Job, comm: Comm, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Result:
     """(out, lse) of this rank's rows."""
-    ring = _Ring(job, comm)
-    q_spans = job.q_spans[comm.rank]
-    queries = [q.narrow(2, at, end - begin) for (begin, end), at in zip(q_spans, offsets(q_spans))]
+    ring, q_spans = _Ring(job, comm), job.q_spans[comm.rank]
     if comm.size == 1 and len(q_spans) == 1 and len(job.k_spans[0]) == 1:  # needs no merge
         segments = job.mask.segments(q_spans[0], job.k_spans[0][0])
         return attend(q, k, v, segments, job.mask, sinks=sinks, **job.options)
-    partials = [Partials(one, v, job.in_order) for one in queries]
+    local = ForwardStep(job, comm.rank, q, v.shape[-1])
     held: list[Tensor] | None = [k, v]
     for step in range(comm.size):
         if step + 1 < comm.size:
             pending = ring.pass_on(step, held, k, f"ring step {step + 1}", k.dtype)
         if held is not None:
-            k_spans = job.k_spans[ring.block(step)]
-            starts = offsets(k_spans)
-            for i, j in job.mask.pairs(q_spans, k_spans):
-                begin, end = k_spans[j]
-                keys, values = (one.narrow(2, starts[j], end - begin) for one in held)
-                segments = job.mask.segments(q_spans[i], k_spans[j])
-                partials[i].add(begin, *attend(queries[i], keys, values, segments, job.mask,
-                                               partial=True, **job.options))
+            local.add(ring.block(step), *held)
         if step + 1 < comm.size:
             held = ring.arrived(pending)
-    results = [one.result(sinks) for one in partials]
-    if len(results) == 1:
-        return results[0]
-    if not results:  # this rank has no rows
-        return (q.new_empty((*q.shape[:3], v.shape[-1])),
-                torch.empty(q.shape[:3], dtype=torch.float32, device=q.device))
-    return torch.cat([out for out, _ in results], 2), torch.cat([lse for _, lse in results], 2)
+    return local.result(sinks)
 
 
 def backward(job: Job, comm: Comm, tensors: Sequence[Tensor], sinks: Tensor | None,
@@ -97,10 +82,8 @@ def backward(job: Job, comm: Comm, tensors: Sequence[Tensor], sinks: Tensor | No
     """
     ring = _Ring(job, comm)
     q, k, v, out, lse = tensors
-    q_spans = job.q_spans[comm.rank]
-    dq = Gradients(q, k[:, :, :0], v[:, :, :0])
-    wide = dq.wide
-    dsinks = None if sinks is None else sink_gradients(sinks, out, lse, *grads)
+    local = BackwardStep(job, comm.rank, q, out, lse, grads)
+    dsinks = None if sinks is None else local.dsinks(sinks, k, v)
     held: list[Tensor] | None = [k, v]
     sums_pending: Pending | None = None
     finished: dict[int, list[Tensor]] = {}
@@ -108,41 +91,24 @@ def backward(job: Job, comm: Comm, tensors: Sequence[Tensor], sinks: Tensor | No
         block, more = ring.block(step), step + 1 < comm.size
         if more:
             pending = ring.pass_on(step, held, k, f"ring step {step + 1}", k.dtype)
-        sums = None
-        if held is not None:
-            added = Gradients(q[:, :, :0], *held)
-            added.q = dq.q
-            _add_block(job, added, q_spans, job.k_spans[block], (q, *held, out, lse), grads)
-            sums = [added.k, added.v]
+        sums = None if held is None else local.add(block, *held)
         before = None if sums_pending is None else ring.arrived(sums_pending)
         if before is not None and sums is not None:
             sums = [one + own for one, own in zip(before, sums)]
         if more:
-            sums_pending = ring.pass_on(step, sums, k, f"ring step {step + 1}, dK and dV", wide)
+            sums_pending = ring.pass_on(step, sums, k, f"ring step {step + 1}, dK and dV", torch.float32)
         if sums is not None and step == ring.hops[block]:
             finished[block] = sums
         if more:
             held = ring.arrived(pending)
-    dk, dv = _send_home(ring, finished, k, wide)
-    return [dq.q, dk, dv, dsinks]
+    dk, dv = _send_home(ring, finished, k)
+    return [local.dq, dk, dv, dsinks]
 
 
-def _add_block(job: Job, sums: Gradients, q_spans: Sequence[Span],
-               k_spans: Sequence[Span], tensors: Sequence[Tensor],
-               grads: Sequence[Tensor]) -> None:
-    q_at, k_at = offsets(q_spans), offsets(k_spans)
-    for i, j in job.mask.pairs(q_spans, k_spans):
-        q_len, k_len = (span[1] - span[0] for span in (q_spans[i], k_spans[j]))
-        sums.add(slice(q_at[i], q_at[i] + q_len), slice(k_at[j], k_at[j] + k_len), tensors, grads,
-                 job.mask.segments(q_spans[i], k_spans[j]), job.mask, scale=job.scale,
-                 softcap=job.softcap, global_lse=True)
-
-
-def _send_home(ring: _Ring, finished: dict[int, list[Tensor]], like: Tensor,
-               wide: torch.dtype) -> list[Tensor]:
+def _send_home(ring: _Ring, finished: dict[int, list[Tensor]], like: Tensor) -> list[Tensor]:
     """This rank's dK and dV, from the last rank that added to them."""
     own = finished.pop(ring.rank, None)
     last = (ring.rank + ring.hops[ring.rank]) % ring.size
     shapes = {} if own is not None else {last: ring.shapes(ring.rank)}
-    got = ring.comm.exchange(finished, shapes, like, "dK and dV home", [wide, wide]).wait()
+    got = ring.comm.exchange(finished, shapes, like, "dK and dV home", [torch.float32] * 2).wait()
     return own if own is not None else got[last]

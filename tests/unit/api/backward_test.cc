@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <string>
 
 #include "support/backward.h"
@@ -259,10 +260,37 @@ TEST_F(BackwardApi, CGivesTheResultOfCpp) {
   std::size_t needed = 0;
   ASSERT_EQ(flashcore_backward_explain(&p, nullptr, 0, &needed, &error), FLASHCORE_OK);
   EXPECT_GT(needed, 100u);
+  p.global_lse = 2;
+  EXPECT_EQ(flashcore_attention_backward(&p, &error), FLASHCORE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(error.message), "global_lse is 2; wanted 0 or 1");
+  p.struct_size = offsetof(flashcore_backward_params, global_lse);  // a caller of version 0.1
+  EXPECT_EQ(flashcore_attention_backward(&p, &error), FLASHCORE_OK) << error.message;
+  EXPECT_EQ(gradient_difference(call_, want), "");
   p.struct_size = 8;
   EXPECT_EQ(flashcore_attention_backward(&p, &error), FLASHCORE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(error.message).find("struct_size is 8"), std::string::npos);
   EXPECT_EQ(flashcore_attention_backward(nullptr, &error), FLASHCORE_INVALID_ARGUMENT);
+}
+
+TEST_F(BackwardApi, CTakesTheLseOfMoreKeys) {
+  CCall forward(tensors_, call_.inputs.options);
+  CTensor dout(gradients_.dout), dq(gradients_.dq);
+  flashcore_backward_params p{};
+  p.struct_size = sizeof p;
+  p.call = &forward.params;
+  p.dout = &dout.tensor;
+  p.dq = &dq.tensor;
+  const auto text = [&] {
+    char words[4096] = "";
+    flashcore_error error{};
+    EXPECT_EQ(flashcore_backward_explain(&p, words, sizeof words, nullptr, &error), FLASHCORE_OK)
+        << error.message;
+    return std::string(words);
+  };
+  constexpr const char* kLine = "lse        taken as it is";
+  EXPECT_EQ(text().find(kLine), std::string::npos);
+  p.global_lse = 1;
+  EXPECT_NE(text().find(kLine), std::string::npos);
 }
 
 }  // namespace
