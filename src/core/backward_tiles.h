@@ -3,6 +3,7 @@
 //   dkdv   (batch, KV head, KV tile): dk and dv of tile_k keys, over all query heads of the group
 //   dq     (batch, query head, query tile): dq of tile_q rows
 //   dbias  (batch, head, query tile, step of keys) of dbias: over the axes that the bias repeats
+//   dk, dv a dkdv tile's results in two tiles: sm90 kernels of large head dims
 //
 // A work tile writes results that no other tile writes, so the order of tiles changes no bit.
 #pragma once
@@ -13,7 +14,7 @@
 
 namespace flashcore::core {
 
-enum class BackwardOutput : std::int32_t { dkdv, dq, dbias };
+enum class BackwardOutput : std::int32_t { dkdv, dq, dbias, dk, dv };
 
 /// The number of work tiles of each output.
 struct BackwardGrid {

@@ -6,8 +6,8 @@
 //   tail       one warp: statistics of the query rows; zeros in B past a sequence's last row
 //   consumer   two warpgroups of four warps, 64 rows of A each: mainloop and epilogue
 //
-// A CTA's work tiles are first dkdv tiles, then dq tiles. Their steps have pipelines of their own
-// in the same memory.
+// A CTA computes one kind of work tiles after the other (BwdPhasesOf): dkdv, dq, or dq, dk, dv.
+// Their steps have pipelines of their own in the same memory.
 #pragma once
 
 #include "core/fault.h"
@@ -46,30 +46,32 @@ FLASHCORE_ROLE void produce_bwd_tiles(Warp& warp, BwdQueueState& queue, BwdTileS
       }
       warp.template wait<Steps::kB1Empty>(b);
       warp.template load_b1<Steps>(queue, b, step);
-      if (i == 0) {
+      if (Steps::kHasDx && i == 0) {
         warp.template wait<B::a2_empty>(a);
         warp.template load_a2<Steps>(queue);
       }
-      warp.template wait<Steps::kB2Empty>(b);
-      warp.template load_b2<Steps>(queue, b, step);
+      warp.template wait<Steps::kB2Empty>(Steps::b2(b));
+      warp.template load_b2<Steps>(queue, Steps::b2(b), step);
     }
     if (steps > 0) a.advance();
     warp.template arrive<B::tile_empty>(queue);
   }
-  // The memory of the steps is free when every slot is.
+  // The memory of the steps is free when every slot is. dv steps also use A2's.
   FLASHCORE_LOOP
   for (int i = 0; i < Steps::kStages; ++i, b.advance()) {
     warp.template wait<Steps::kB1Empty>(b);
-    warp.template wait<Steps::kB2Empty>(b);
+    if (i < Steps::kB2Stages) warp.template wait<Steps::kB2Empty>(Steps::b2(b));
+  }
+  if constexpr (Steps::kOutput == BackwardOutput::dk) {
+    warp.template wait<Sm90BwdBarrier::a2_empty>(a);
   }
 }
 
-template <typename Warp>
-FLASHCORE_ROLE void produce_bwd(Warp& warp) {
+template <typename Warp, typename... Steps>
+FLASHCORE_ROLE void produce_bwd(Warp& warp, BwdPhases<Steps...>) {
   BwdQueueState queue;
   BwdTileState a;
-  produce_bwd_tiles<typename Warp::DkDv>(warp, queue, a);
-  produce_bwd_tiles<typename Warp::Dq>(warp, queue, a);
+  (produce_bwd_tiles<Steps>(warp, queue, a), ...);
 }
 
 template <typename Steps, typename Warp>
@@ -86,20 +88,26 @@ FLASHCORE_ROLE void prepare_bwd_tiles(Warp& warp, BwdQueueState& queue) {
       warp.template store_rows<Steps>(b);
       if (warp.template has_dirty_tail<Steps>(queue, step)) {
         warp.template wait<Steps::kB1Full>(b);
-        warp.template wait<Steps::kB2Full>(b);
+        if constexpr (Steps::kHasDv) warp.template wait<Steps::kB2Full>(Steps::b2(b));
         warp.template zero_tail<Steps>(queue, b, step);
       }
       warp.template arrive<Steps::kReady>(b);
     }
     warp.template arrive<Sm90BwdBarrier::tile_empty>(queue);
   }
+  if constexpr (Steps::kOutput == BackwardOutput::dk) {
+    // The statistics of dv steps have the same memory.
+    FLASHCORE_LOOP
+    for (int i = 0; i < Steps::kStages; ++i, b.advance()) {
+      warp.template wait<Steps::kB1Empty>(b);
+    }
+  }
 }
 
-template <typename Warp>
-FLASHCORE_ROLE void prepare_bwd(Warp& warp) {
+template <typename Warp, typename... Steps>
+FLASHCORE_ROLE void prepare_bwd(Warp& warp, BwdPhases<Steps...>) {
   BwdQueueState queue;
-  prepare_bwd_tiles<typename Warp::DkDv>(warp, queue);
-  prepare_bwd_tiles<typename Warp::Dq>(warp, queue);
+  (prepare_bwd_tiles<Steps>(warp, queue), ...);
 }
 
 template <typename Steps, typename Warp>
@@ -110,9 +118,11 @@ FLASHCORE_ROLE void inspect_bwd_tiles(Warp& warp, BwdQueueState& queue, BwdTileS
       warp.template wait<B::a1_full>(a);
       warp.inspect_a1(queue);
       warp.template arrive<B::a1_empty>(a);
-      warp.template wait<B::a2_full>(a);
-      warp.inspect_a2(queue);
-      warp.template arrive<B::a2_empty>(a);
+      if constexpr (Steps::kHasDx) {
+        warp.template wait<B::a2_full>(a);
+        warp.inspect_a2(queue);
+        warp.template arrive<B::a2_empty>(a);
+      }
       a.advance();
     }
     warp.template arrive<B::tile_empty>(queue);
@@ -121,12 +131,11 @@ FLASHCORE_ROLE void inspect_bwd_tiles(Warp& warp, BwdQueueState& queue, BwdTileS
 
 /// Looks for elements that are not finite. Every row of K, V, Q and dO that a step reads is a row of
 /// A in one work tile, so that inspecting A is enough.
-template <typename Warp>
-FLASHCORE_ROLE void inspect_bwd(Warp& warp) {
+template <typename Warp, typename... Steps>
+FLASHCORE_ROLE void inspect_bwd(Warp& warp, BwdPhases<Steps...>) {
   BwdQueueState queue;
   BwdTileState a;
-  inspect_bwd_tiles<typename Warp::DkDv>(warp, queue, a);
-  inspect_bwd_tiles<typename Warp::Dq>(warp, queue, a);
+  (inspect_bwd_tiles<Steps>(warp, queue, a), ...);
 }
 
 /// Releases steps that only the other warpgroup computes.
@@ -137,9 +146,26 @@ FLASHCORE_ROLE void skip_bwd_steps(Warp& warp, typename Steps::State& b, std::in
     warp.template wait<Steps::kB1Full>(b);
     warp.template wait<Steps::kReady>(b);
     warp.template arrive<Steps::kB1Empty>(b);
-    warp.template wait<Steps::kB2Full>(b);
-    warp.template arrive<Steps::kB2Empty>(b);
+    warp.template wait<Steps::kB2Full>(Steps::b2(b));
+    warp.template arrive<Steps::kB2Empty>(Steps::b2(b));
   }
+}
+
+/// The sums of a step: dV += Pᵀ dO, then dK += dZᵀ Q, or dQ += dZ K.
+template <typename Steps, typename Warp>
+FLASHCORE_ROLE void issue_bwd_sums(Warp& warp, typename Steps::State b, bool first) {
+  if constexpr (Steps::kHasDv) warp.issue_dv(b, !first);
+  if constexpr (Steps::kHasDx) warp.issue_dx(b, !first);
+  if constexpr (Steps::kOutput == BackwardOutput::dq) {
+    if (first && warp.has_fault(InjectedFault::dq_tile_twice)) warp.issue_dx(b, true);
+  }
+}
+
+/// Releases a step after its sums. Without dV, B2 is free since dP.
+template <typename Steps, typename Warp>
+FLASHCORE_ROLE void release_bwd_step(Warp& warp, typename Steps::State b) {
+  warp.template arrive<Steps::kB1Empty>(b);
+  if constexpr (Steps::kHasDv) warp.template arrive<Steps::kB2Empty>(Steps::b2(b));
 }
 
 /// The steps of a warpgroup in a work tile. In flight at the top of the loop: S, then dP. Bounds
@@ -148,48 +174,44 @@ template <typename Steps, typename Warp>
 FLASHCORE_ROLE void consume_bwd_steps(Warp& warp, BwdQueueState queue, BwdTileState a,
                                       typename Steps::State& b) {
   using B = Sm90BwdBarrier;
-  constexpr bool kDkDv = Steps::kOutput == BackwardOutput::dkdv;
   const auto issue_s = [&] {
     warp.template wait<Steps::kB1Full>(b);
     warp.template wait<Steps::kReady>(b);
     warp.issue_s(b);
   };
   const auto issue_dp = [&] {
-    warp.template wait<Steps::kB2Full>(b);
-    warp.issue_dp(b);
+    warp.template wait<Steps::kB2Full>(Steps::b2(b));
+    if constexpr (Steps::kHasDx) warp.issue_dp(b);
   };
   BwdStep step{warp.work(queue).group_tiles[warp.group()].begin, 0};
   warp.template wait<B::a1_full>(a);
   issue_s();
-  warp.template wait<B::a2_full>(a);
+  if constexpr (Steps::kHasDx) warp.template wait<B::a2_full>(a);
   issue_dp();
   for (bool first = true;; first = false) {
     const bool last = warp.work(queue).is_last(step, warp.group());
     const bool needs_mask = warp.needs_mask(queue, step.tile);
-    warp.template wgmma_wait<1>();
+    warp.template wgmma_wait<Steps::kHasDx ? 1 : 0>();
     if (last) warp.template arrive<B::a1_empty>(a);
     warp.probabilities(queue, b, step, needs_mask);
-    warp.template wgmma_wait<0>();
-    if (last) warp.template arrive<B::a2_empty>(a);
-    if constexpr (!kDkDv) warp.template arrive<Steps::kB2Empty>(b);
+    if constexpr (Steps::kHasDx) {
+      warp.template wgmma_wait<0>();
+      if (last) warp.template arrive<B::a2_empty>(a);
+      if constexpr (!Steps::kHasDv) warp.template arrive<Steps::kB2Empty>(Steps::b2(b));
+    }
     warp.score_gradients(queue, b, step, needs_mask);
-    // dV += Pᵀ dO, then dK += dZᵀ Q, or dQ += dZ K
-    if constexpr (kDkDv) warp.issue_dv(b, !first);
-    warp.issue_dx(b, !first);
-    if (!kDkDv && first && warp.has_fault(InjectedFault::dq_tile_twice)) warp.issue_dx(b, true);
+    issue_bwd_sums<Steps>(warp, b, first);
     const typename Steps::State used = b;
     b.advance();
     if (last) {
       warp.template wgmma_wait<0>();
-      warp.template arrive<Steps::kB1Empty>(used);
-      if constexpr (kDkDv) warp.template arrive<Steps::kB2Empty>(used);
+      release_bwd_step<Steps>(warp, used);
       return;
     }
     step.advance(warp.work(queue).heads);
     issue_s();
     warp.template wgmma_wait<1>();
-    warp.template arrive<Steps::kB1Empty>(used);
-    if constexpr (kDkDv) warp.template arrive<Steps::kB2Empty>(used);
+    release_bwd_step<Steps>(warp, used);
     issue_dp();
   }
 }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <deque>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,8 @@ struct BwdModelTile : core::BwdSteps {
   std::int32_t index = -1;
 };
 
-/// A launch: its work tiles in order, dkdv before dq, and how often each warp has stored each.
+/// A launch: its work tiles in the order of core::BwdPhasesOf, and how often each warp has stored
+/// each.
 struct BwdLaunch {
   std::vector<core::BwdSteps> tiles;
   std::int32_t num_ctas;
@@ -36,11 +38,20 @@ struct BwdLaunch {
   std::vector<int> written;  // [tile, consumer warp]
 };
 
-/// Shared memory of a CTA. The ring consists of cells that hold a tile of a dkdv step. A tile of a
-/// dq step fills several cells.
+/// The largest size of which all operands of all kinds of work tiles are multiples.
+constexpr int cell_bytes(const core::Sm90BwdTraits& shape) {
+  int bytes = std::gcd(shape.a1_bytes(), shape.a2_bytes());
+  for (const auto kind : {BackwardOutput::dkdv, BackwardOutput::dq}) {
+    bytes = std::gcd(bytes, std::gcd(shape.b1_bytes(kind), shape.b2_bytes(kind)));
+  }
+  return bytes;
+}
+
+/// Shared memory of a CTA. The operands are ranges of cells.
 template <core::Sm90BwdTraits kShape>
 struct BwdModelCta {
   static constexpr int kWarps = 4 * core::kBwdConsumers;
+  static constexpr int kCellBytes = cell_bytes(kShape);
 
   BwdLaunch& launch;
   Fibers& fibers;
@@ -48,8 +59,7 @@ struct BwdModelCta {
   std::int32_t cta_index;
   std::vector<Mbarrier> mbarriers;
   std::array<BwdModelTile, core::kBwdTileSlots> work_tiles;
-  std::array<Slot, 2> a{Slot("A1"), Slot("A2")};
-  std::vector<Slot> ring, rows;
+  std::vector<Slot> memory, rows;
 
   BwdModelCta(BwdLaunch& launch_, Fibers& fibers_, BwdFault fault_, std::int32_t cta_index_)
       : launch(launch_), fibers(fibers_), fault(fault_), cta_index(cta_index_) {
@@ -63,10 +73,10 @@ struct BwdModelCta {
                                row.arrivals - (too_few ? 1 : 0));
       }
     }
-    for (int i = 0; i < 2 * kShape.dkdv_stages(); ++i) {
-      ring.emplace_back("ring[" + std::to_string(i) + "]");
+    for (int i = 0; i < kShape.operand_bytes() / kCellBytes; ++i) {
+      memory.emplace_back("memory[" + std::to_string(i) + "]");
     }
-    for (int i = 0; i < kShape.dkdv_stages(); ++i) {
+    for (int i = 0; i < kShape.query_stages(); ++i) {
       rows.emplace_back("rows[" + std::to_string(i) + "]");
     }
   }
@@ -75,11 +85,23 @@ struct BwdModelCta {
   }
   /// The cells of operand B1 (which = 0) or B2 (1) of a step.
   template <typename Steps>
-  std::vector<Slot*> cells(int which, std::uint32_t stage) {
-    constexpr std::size_t kEach = Steps::kRows / kShape.dkdv_step();
+  std::vector<Slot*> cells(int which, typename Steps::State b) {
+    constexpr auto kKind = Steps::kOutput;
+    const auto b1 = static_cast<int>(b.stage()), b2 = static_cast<int>(Steps::b2(b).stage());
+    return which == 0
+               ? range(kShape.ring_begin(kKind) + b1 * kShape.b1_stride(kKind),
+                       kShape.b1_bytes(kKind))
+               : range(kShape.b2_begin(kKind) + b2 * kShape.b2_stride(kKind),
+                       kShape.b2_bytes(kKind));
+  }
+  /// The cells of A1 or A2.
+  std::vector<Slot*> a_cells(int which) {
+    return which == 0 ? range(0, kShape.a1_bytes()) : range(kShape.a1_bytes(), kShape.a2_bytes());
+  }
+  std::vector<Slot*> range(int begin, int bytes) {
     std::vector<Slot*> found;
-    for (std::size_t i = 0; i < kEach; ++i) {
-      found.push_back(&ring[(2 * stage + static_cast<std::size_t>(which)) * kEach + i]);
+    for (int i = begin / kCellBytes; i < (begin + bytes) / kCellBytes; ++i) {
+      found.push_back(&memory[static_cast<std::size_t>(i)]);
     }
     return found;
   }
@@ -104,8 +126,6 @@ template <core::Sm90BwdTraits kShape>
 struct BwdModelWarp {
   using Barrier = Sm90BwdBarrier;
   using Queue = BwdQueueState;
-  using DkDv = core::DkDvSteps<kShape>;
-  using Dq = core::DqSteps<kShape>;
   BwdModelCta<kShape>& cta;
 
   static bool has_fault(core::InjectedFault) { return false; }
@@ -170,18 +190,18 @@ struct BwdModelProducer : BwdModelWarp<kShape> {
   }
   template <typename Steps>
   void load_b1(BwdQueueState queue, typename Steps::State b, const BwdStep& step) {
-    this->cta.copy(this->cta.template cells<Steps>(0, b.stage()), this->tag(queue, step, 0),
+    this->cta.copy(this->cta.template cells<Steps>(0, b), this->tag(queue, step, 0),
                    Steps::kB1Full, b.stage());
   }
   template <typename Steps>
-  void load_b2(BwdQueueState queue, typename Steps::State b, const BwdStep& step) {
-    this->cta.copy(this->cta.template cells<Steps>(1, b.stage()), this->tag(queue, step, 1),
+  void load_b2(BwdQueueState queue, typename Steps::B2State b, const BwdStep& step) {
+    this->cta.copy(this->cta.template cells<Steps>(1, {b.count}), this->tag(queue, step, 1),
                    Steps::kB2Full, b.stage());
   }
 
  private:
-  void load_a(BwdQueueState queue, std::size_t which, Sm90BwdBarrier full) {
-    this->cta.copy({&this->cta.a[which]}, {this->work(queue).serial, 0}, full, 0);
+  void load_a(BwdQueueState queue, int which, Sm90BwdBarrier full) {
+    this->cta.copy(this->cta.a_cells(which), {this->work(queue).serial, 0}, full, 0);
   }
 };
 
@@ -195,7 +215,7 @@ struct BwdModelTail : BwdModelWarp<kShape> {
   }
   template <typename Steps>
   void store_rows(typename Steps::State b) {
-    if (Steps::kOutput != BackwardOutput::dkdv) return;
+    if (!Steps::kOfKeys) return;
     this->cta.rows[b.stage()].write_part(this->cta.fibers, read, 1);
   }
   template <typename Steps>
@@ -205,8 +225,8 @@ struct BwdModelTail : BwdModelWarp<kShape> {
   }
   template <typename Steps>
   void zero_tail(BwdQueueState queue, typename Steps::State b, const BwdStep& step) {
-    for (int which = 0; which < (Steps::kOutput == BackwardOutput::dkdv ? 2 : 1); ++which) {
-      for (const Slot* slot : this->cta.template cells<Steps>(which, b.stage())) {
+    for (int which = Steps::kHasDx ? 0 : 1; which < (Steps::kHasDv ? 2 : 1); ++which) {
+      for (const Slot* slot : this->cta.template cells<Steps>(which, b)) {
         slot->check(this->tag(queue, step, which));
       }
     }
@@ -219,18 +239,17 @@ struct BwdModelInspector : BwdModelWarp<kShape> {
   void inspect_a2(BwdQueueState queue) { inspect(queue, 1); }
 
  private:
-  void inspect(BwdQueueState queue, std::size_t which) {
-    Slot& a = this->cta.a[which];
-    a.begin_read({this->work(queue).serial, 0});
+  void inspect(BwdQueueState queue, int which) {
+    const std::vector<Slot*> cells = this->cta.a_cells(which);
+    for (Slot* slot : cells) slot->begin_read({this->work(queue).serial, 0});
     this->cta.fibers.may_pause();
-    a.end_read();
+    for (Slot* slot : cells) slot->end_read();
   }
 };
 
 /// A consumer warp. Registers hold tags: the steps of S and dP, and those that the sums contain.
 template <core::Sm90BwdTraits kShape, typename Steps>
 struct BwdModelConsumer : BwdModelWarp<kShape> {
-  static constexpr bool kDkDv = Steps::kOutput == BackwardOutput::dkdv;
   using State = typename Steps::State;
   int warp;  // index among the consumer warps of the CTA
   Tag s, dp;
@@ -260,14 +279,17 @@ struct BwdModelConsumer : BwdModelWarp<kShape> {
 
   void issue_s(State b) {
     s = this->tag(queue, next, 0);
-    issue(&this->cta.a[0], 0, b, s);
+    issue(this->cta.a_cells(0), 0, b, s);
+    if (!Steps::kHasDx) next.advance(this->work(queue).heads);
   }
   void issue_dp(State b) {
     dp = this->tag(queue, next, 1);
-    issue(&this->cta.a[1], 1, b, dp);
+    issue(this->cta.a_cells(1), 1, b, dp);
     next.advance(this->work(queue).heads);
   }
-  void issue_dv(State b, bool accumulate) { issue_sum(dv, 1, b, dp, accumulate); }
+  void issue_dv(State b, bool accumulate) {
+    issue_sum(dv, 1, b, {s.work_tile, s.tile + 1}, accumulate);
+  }
   void issue_dx(State b, bool accumulate) { issue_sum(dx, 0, b, s, accumulate); }
 
   template <int kPending>
@@ -288,7 +310,7 @@ struct BwdModelConsumer : BwdModelWarp<kShape> {
   }
   void score_gradients(BwdQueueState, State b, const BwdStep& step, bool) {
     expect(gemms.empty(), "reads dP before its GEMM ends");
-    expect(dp == this->tag(queue, step, 1), "dZ of another step");
+    expect(!Steps::kHasDx || dp == this->tag(queue, step, 1), "dZ of another step");
     check_rows(b, step);
   }
   void store_tile(BwdQueueState) {
@@ -300,36 +322,46 @@ struct BwdModelConsumer : BwdModelWarp<kShape> {
          step.advance(work.heads)) {
       want.push_back(this->tag(queue, step, 0));
     }
-    expect(dx == want, "stores a sum of other steps");
+    expect(!Steps::kHasDx || dx == want, "stores a sum of other steps");
     for (Tag& tag : want) ++tag.tile;
-    expect(!kDkDv || dv == want, "stores a dV of other steps");
+    expect(!Steps::kHasDv || dv == want, "stores a dV of other steps");
     constexpr int kWarps = BwdModelCta<kShape>::kWarps;
     ++this->cta.launch.written[static_cast<std::size_t>(work.index * kWarps + warp)];
   }
 
  private:
-  void issue(Slot* a, int which, State b, const Tag& tag) {
-    std::vector<Slot*> slots = this->cta.template cells<Steps>(which, b.stage());
+  void issue(const std::vector<Slot*>& a, int which, State b, const Tag& tag) {
+    std::vector<Slot*> slots = this->cta.template cells<Steps>(which, b);
     for (Slot* slot : slots) slot->begin_read(tag);
-    if (a != nullptr) {
-      a->begin_read({tag.work_tile, 0});
-      slots.push_back(a);
+    for (Slot* slot : a) {
+      slot->begin_read({tag.work_tile, 0});
+      slots.push_back(slot);
     }
     gemms.push_back(std::move(slots));
     this->cta.fibers.may_pause();
   }
   void issue_sum(std::vector<Tag>& sum, int which, State b, const Tag& tag, bool accumulate) {
-    issue(nullptr, which, b, tag);
+    issue({}, which, b, tag);
     if (!accumulate) sum.clear();
     sum.push_back(tag);
   }
   void check_rows(State b, const BwdStep& step) {
-    if (kDkDv) this->cta.rows[b.stage()].check(this->tag(queue, step, 2));
+    if (Steps::kOfKeys) this->cta.rows[b.stage()].check(this->tag(queue, step, 2));
   }
   static void expect(bool right, const char* text) {
     if (!right) throw Violation{text};
   }
 };
+
+template <core::Sm90BwdTraits kShape, typename... Steps>
+void consume_bwd_model(BwdModelCta<kShape>& cta, int w, core::BwdPhases<Steps...>) {
+  BwdQueueState queue;
+  BwdTileState a;
+  const auto consume = [&]<typename S>(BwdModelConsumer<kShape, S> warp) {
+    core::consume_bwd_tiles<S>(warp, queue, a);
+  };
+  (consume(BwdModelConsumer<kShape, Steps>{{cta}, w, {}, {}, {}, {}, {}, {}, {}}), ...);
+}
 
 /// Runs a launch to its end. Throws Violation.
 template <core::Sm90BwdTraits kShape>
@@ -347,26 +379,19 @@ void run_bwd_model(BwdLaunch& launch, BwdFault fault, std::uint64_t seed) {
     });
     fibers.add(name + "producer", [&cta] {
       BwdModelProducer<kShape> warp{{cta}};
-      core::produce_bwd(warp);
+      core::produce_bwd(warp, core::BwdPhasesOf<kShape>{});
     });
     fibers.add(name + "tail warp", [&cta] {
       BwdModelTail<kShape> warp{{cta}, {}};
-      core::prepare_bwd(warp);
+      core::prepare_bwd(warp, core::BwdPhasesOf<kShape>{});
     });
     fibers.add(name + "inspector", [&cta] {
       BwdModelInspector<kShape> warp{{cta}};
-      core::inspect_bwd(warp);
+      core::inspect_bwd(warp, core::BwdPhasesOf<kShape>{});
     });
     for (int w = 0; w < kWarps; ++w) {
       fibers.add(name + "consumer " + std::to_string(w), [&cta, w] {
-        BwdQueueState queue;
-        BwdTileState a;
-        const auto consume = [&]<typename Steps>(Steps) {
-          BwdModelConsumer<kShape, Steps> warp{{cta}, w, {}, {}, {}, {}, {}, {}, {}};
-          core::consume_bwd_tiles<Steps>(warp, queue, a);
-        };
-        consume(core::DkDvSteps<kShape>{});
-        consume(core::DqSteps<kShape>{});
+        consume_bwd_model(cta, w, core::BwdPhasesOf<kShape>{});
       });
     }
   }

@@ -33,6 +33,7 @@ BwdLaunch draw_launch(const core::Sm90BwdTraits& shape, std::uint64_t seed) {
   launch.dirty_tail = random.chance(0.5);
   launch.num_ctas = static_cast<std::int32_t>(random.between(1, 3));
   const bool dkdv = random.chance(0.85), dq = !dkdv || random.chance(0.85);
+  const std::int64_t only = random.between(0, 9);  // 0 or 1: dv or dk
   std::vector<std::pair<core::Mask, std::int32_t>> sequences;
   for (std::int64_t i = random.between(1, 3); i > 0; --i) {
     const auto q_len = static_cast<std::int32_t>(random.between(1, 700));
@@ -43,14 +44,20 @@ BwdLaunch draw_launch(const core::Sm90BwdTraits& shape, std::uint64_t seed) {
     sequences.push_back({{diagonal, left, right, kv_len, {}}, q_len});
   }
   const auto heads = static_cast<std::int32_t>(random.between(1, 3));
-  for (const auto& [mask, q_len] : sequences) {
-    if (!dkdv) continue;
-    add_tiles(launch, BackwardOutput::dkdv, core::transposed(mask, q_len), mask.kv_len, heads,
-              shape.dkdv_step());
-  }
-  for (const auto& [mask, q_len] : sequences) {
-    if (dq) add_tiles(launch, BackwardOutput::dq, mask, q_len, 1, shape.dq_step());
-  }
+  const auto add = [&](BackwardOutput output) {
+    for (const auto& [mask, q_len] : sequences) {
+      if (output == BackwardOutput::dq) {
+        add_tiles(launch, output, mask, q_len, 1, shape.key_step());
+      } else {
+        add_tiles(launch, output, core::transposed(mask, q_len), mask.kv_len, heads,
+                  shape.query_step());
+      }
+    }
+  };
+  if (!shape.splits_dkdv() && dkdv) add(BackwardOutput::dkdv);
+  if (dq) add(BackwardOutput::dq);
+  if (shape.splits_dkdv() && dkdv && only != 0) add(BackwardOutput::dk);
+  if (shape.splits_dkdv() && dkdv && only != 1) add(BackwardOutput::dv);
   return launch;
 }
 
@@ -76,20 +83,30 @@ void expect_no_violation() {
 }
 
 /// Expects that one of a hundred launches shows the fault. Prints the violation.
-void expect_found(BwdFault fault) {
+template <core::Sm90BwdTraits kShape>
+void expect_found_in(BwdFault fault) {
   std::string found;
   for (std::uint64_t seed = 0; seed < 100 && found.empty(); ++seed) {
-    found = run_random<core::Sm90BwdTraits{128, 4}>(seed, fault);
+    found = run_random<kShape>(seed, fault);
   }
   EXPECT_NE(found, "");
   std::printf("%s\n", found.c_str());
 }
 
+void expect_found(BwdFault fault) {
+  expect_found_in<core::Sm90BwdTraits{128, 128, 4}>(fault);
+  expect_found_in<core::Sm90BwdTraits{256, 256, 2}>(fault);
+}
+
 TEST(Sm90BwdProtocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
-  expect_no_violation<core::Sm90BwdTraits{64, 4}>();
-  expect_no_violation<core::Sm90BwdTraits{128, 4}>();
-  expect_no_violation<core::Sm90BwdTraits{64, 4, true}>();
-  expect_no_violation<core::Sm90BwdTraits{128, 4, true}>();
+  expect_no_violation<core::Sm90BwdTraits{64, 64, 4}>();
+  expect_no_violation<core::Sm90BwdTraits{128, 128, 4}>();
+  expect_no_violation<core::Sm90BwdTraits{192, 128, 4}>();
+  expect_no_violation<core::Sm90BwdTraits{256, 256, 2}>();
+  expect_no_violation<core::Sm90BwdTraits{64, 64, 4, true}>();
+  expect_no_violation<core::Sm90BwdTraits{128, 128, 4, true}>();
+  expect_no_violation<core::Sm90BwdTraits{192, 128, 4, true}>();
+  expect_no_violation<core::Sm90BwdTraits{256, 256, 2, true}>();
 }
 
 TEST(Sm90BwdProtocol, FindsAMissingArrival) { expect_found(BwdFault::arrival_missing); }

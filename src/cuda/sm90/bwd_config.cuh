@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <type_traits>
+#include <utility>
 
 #include "core/seq_info.h"
 #include "core/sm90_bwd_roles.h"
@@ -22,29 +23,34 @@ using core::BwdStep;
 using core::Sm90BwdBarrier;
 
 /// kOptions: the call has score modifications.
-template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows,
-          int kThreads_, bool kOptions_ = false>
+template <typename Element_, int kHeadDim_, int kVDim_, int kTileQ_, int kTileK_, int kStages_,
+          int kWarpRows, int kThreads_, bool kOptions_ = false>
 struct BwdConfig {
   using Element = Element_;
-  using WithOptions =
-      BwdConfig<Element, kHeadDim_, kTileQ_, kTileK_, kStages_, kWarpRows, kThreads_, true>;
+  using WithOptions = BwdConfig<Element, kHeadDim_, kVDim_, kTileQ_, kTileK_, kStages_, kWarpRows,
+                                kThreads_, true>;
   static constexpr bool kOptions = kOptions_;
-  static constexpr core::Sm90BwdTraits kShape{kHeadDim_, kStages_, kOptions};
+  static constexpr core::Sm90BwdTraits kShape{kHeadDim_, kVDim_, kStages_, kOptions};
+  static constexpr core::Sm90BwdTraits kPlainShape{kHeadDim_, kVDim_, kStages_};
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kVDim = kVDim_;
   static constexpr int kThreads = kThreads_;
-  using DkDv = core::DkDvSteps<kShape>;
-  using Dq = core::DqSteps<kShape>;
+  using Phases = core::BwdPhasesOf<kShape>;
   // dS has less range than f32 in f16: it is kept times a power of two.
   static constexpr bool kScalesDs = std::is_same_v<Element, __half>;
   // Shared memory tiles, 128B swizzle.
-  using TileA = core::PanelTile<core::kBwdTileRows, kHeadDim>;
+  using TileA1 = core::PanelTile<core::kBwdTileRows, kHeadDim>;
+  using TileA2 = core::PanelTile<core::kBwdTileRows, kVDim>;
   template <typename Steps>
-  using TileB = core::PanelTile<Steps::kRows, kHeadDim>;
+  using TileB1 = core::PanelTile<Steps::kRows, kHeadDim>;
+  template <typename Steps>
+  using TileB2 = core::PanelTile<Steps::kRows, kVDim>;
   // The forward's Thread and store_row() read these.
   static constexpr bool kPackGqa = false, kFp8 = false;
   static_assert(kTileQ_ == core::kBwdTileRows && kTileK_ == core::kBwdTileRows);
   static_assert(kThreads == kShape.threads() && kWarpRows == 16);
-  static_assert(Dq::kStages >= 2 && kHeadDim % 16 == 0);
+  static_assert(kShape.b1_stages(BackwardOutput::dq) >= 2);
+  static_assert(kHeadDim % 16 == 0 && kVDim % 16 == 0);
 };
 
 /// The rows of A of a work tile, and where its operands are.
@@ -52,7 +58,7 @@ struct BwdWorkTile : core::BwdSteps {
   core::SeqInfo seq;
   core::MaskEdges edges;  // of the rows of A: the visible rows of B
   std::int32_t b;
-  std::int32_t head;        // a KV head (dkdv) or a query head (dq)
+  std::int32_t head;        // a KV head (tiles of keys) or a query head (dq)
   std::int32_t first_row;   // of A
   std::int32_t first_head;  // of B: the first of `heads`
   // Coordinates in the tensor maps.
@@ -70,14 +76,24 @@ struct BwdScalars {
   float alibi_slope, ds_scale;
 };
 
+/// Bytes of the statistics of all stages.
+template <typename C>
+constexpr int bwd_rows_bytes() {
+  constexpr auto bytes = [](const core::Sm90BwdTraits& shape) {
+    return shape.query_stages() * shape.query_step() * static_cast<int>(sizeof(BwdRows<1>));
+  };
+  constexpr int kPlain = bytes(C::kPlainShape), kWithOptions = bytes(C::WithOptions::kShape);
+  return kPlain > kWithOptions ? kPlain : kWithOptions;
+}
+
 template <typename C>
 struct alignas(1024) BwdStorage {
-  unsigned char a1[C::TileA::kBytes], a2[C::TileA::kBytes];  // [128, head_dim]
-  // Per stage [step rows, head_dim] of B1, then of B2. dkdv: Q, dO; dq: K, V.
-  unsigned char ring[C::kShape.ring_bytes()];
-  alignas(16) BwdRows<C::DkDv::kRows> rows[C::DkDv::kStages];
-  // Kernels with options have more stages. Both have one size.
-  BwdScalars scalars[C::WithOptions::kShape.dkdv_stages()];
+  // A1 [128, head_dim], A2 [128, v_dim], then the stages of the steps (core/sm90_bwd_traits.h):
+  // B1 [step rows, head_dim], B2 [step rows, v_dim].
+  unsigned char operands[C::kShape.operand_bytes()];
+  // Both kernels of a shape have one size. The one with options has smaller steps, and more.
+  alignas(16) unsigned char row_bytes[bwd_rows_bytes<C>()];
+  BwdScalars scalars[C::WithOptions::kShape.query_stages()];
   BwdWorkTile work_tiles[core::kBwdTileSlots];
   std::uint64_t barriers[core::mbarrier_count(C::WithOptions::kShape)];  // sm90_bwd_pipeline.h
 
@@ -86,26 +102,40 @@ struct alignas(1024) BwdStorage {
     constexpr int kFirst = core::first_mbarrier(C::kShape, kBarrier);
     return barriers[kFirst + slot];
   }
+  __device__ __forceinline__ unsigned char* a1() { return operands; }
+  __device__ __forceinline__ unsigned char* a2() { return operands + C::TileA1::kBytes; }
   template <typename Steps>
   __device__ __forceinline__ unsigned char* b1(std::uint32_t stage) {
-    return ring + stage * (2 * C::template TileB<Steps>::kBytes);
+    constexpr int kFirst = C::kShape.ring_begin(Steps::kOutput);
+    constexpr int kStride = C::kShape.b1_stride(Steps::kOutput);
+    return operands + kFirst + stage * kStride;
   }
   template <typename Steps>
   __device__ __forceinline__ unsigned char* b2(std::uint32_t stage) {
-    return b1<Steps>(stage) + C::template TileB<Steps>::kBytes;
+    constexpr int kFirst = C::kShape.b2_begin(Steps::kOutput);
+    constexpr int kStride = C::kShape.b2_stride(Steps::kOutput);
+    return operands + kFirst + stage * kStride;
+  }
+  __device__ __forceinline__ BwdRows<C::kShape.query_step()>& rows(std::uint32_t stage) {
+    return reinterpret_cast<BwdRows<C::kShape.query_step()>*>(row_bytes)[stage];
   }
 };
 
-template <typename C>
-__device__ __forceinline__ void init_bwd_barriers(BwdStorage<C>& s) {
-  constexpr core::Sm90BwdTraits kShape = C::kShape;
-  int next = 0;
+/// Initialises all slots of a barrier.
+template <typename C, Sm90BwdBarrier kBarrier>
+__device__ __forceinline__ void init_bwd_barrier(BwdStorage<C>& s) {
+  constexpr int kSlots = core::sm90_barrier(C::kShape, kBarrier).slots;
+  constexpr int kArrivals = core::sm90_barrier(C::kShape, kBarrier).arrivals;
 #pragma unroll
-  for (int i = 0; i < core::kSm90BwdBarriers; ++i) {
-    const core::Sm90BarrierRow row = core::sm90_barrier(kShape, static_cast<Sm90BwdBarrier>(i));
-#pragma unroll
-    for (int slot = 0; slot < row.slots; ++slot) init_barrier(s.barriers[next++], row.arrivals);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    init_barrier(s.template barrier<kBarrier>(slot), kArrivals);
   }
+}
+
+template <typename C, int... kBarriers>
+__device__ __forceinline__ void init_bwd_barriers(BwdStorage<C>& s,
+                                                  std::integer_sequence<int, kBarriers...>) {
+  (init_bwd_barrier<C, static_cast<Sm90BwdBarrier>(kBarriers)>(s), ...);
   fence_barrier_init();
 }
 
@@ -114,8 +144,6 @@ template <typename C>
 struct BwdRoleWarp {
   using Barrier = Sm90BwdBarrier;
   using Queue = BwdQueueState;
-  using DkDv = typename C::DkDv;
-  using Dq = typename C::Dq;
   BwdStorage<C>& s;
   const BwdParams& params;
 

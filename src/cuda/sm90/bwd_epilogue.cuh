@@ -11,8 +11,8 @@ namespace flashcore::cuda::sm90 {
 
 /// Stores a thread's rows of a gradient. rows: those that have sums; up to `written` the others are
 /// 0. first: element of row 0 of the tile.
-template <typename C>
-__device__ __forceinline__ void store_gradient(const float (&acc)[C::kHeadDim / 2], void* g_to,
+template <typename C, int kSums>
+__device__ __forceinline__ void store_gradient(const float (&acc)[kSums], void* g_to,
                                                std::int64_t first, std::int64_t row_stride,
                                                int rows, int written, int columns, float scale,
                                                const Thread<C>& t) {
@@ -21,14 +21,16 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[C::kHeadDim / 
   for (int half = 0; half < 2; ++half) {
     const int row = t.row(half);
     const bool has_sum = row < rows;
-    store_row<C>(static_cast<Element*>(g_to) + first + row * row_stride, row < written, columns, t,
-                 [&](int n, int i) { return has_sum ? acc[4 * n + 2 * half + i] * scale : 0.f; });
+    store_row<C, 2 * kSums>(
+        static_cast<Element*>(g_to) + first + row * row_stride, row < written, columns, t,
+        [&](int n, int i) { return has_sum ? acc[4 * n + 2 * half + i] * scale : 0.f; });
   }
 }
 
-template <typename C>
+/// Stores dK and dV, or the one that Steps sums.
+template <typename C, typename Steps>
 __device__ __forceinline__ void store_dkdv(const float (&acc_dk)[C::kHeadDim / 2],
-                                           const float (&acc_dv)[C::kHeadDim / 2],
+                                           const float (&acc_dv)[C::kVDim / 2],
                                            const core::BackwardParams& p, const BwdWorkTile& work,
                                            const Thread<C>& t) {
   const AttentionParams& f = p.fwd;
@@ -37,8 +39,8 @@ __device__ __forceinline__ void store_dkdv(const float (&acc_dk)[C::kHeadDim / 2
   // Dense rows past the last key are written here, varlen rows are zero already.
   const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);
   const int written = whole ? f.kv_len - work.first_row : work.rows;
-  const auto store = [&](const float(&acc)[C::kHeadDim / 2], void* g_to,
-                         const core::Strides& strides, int columns, float scale) {
+  const auto store = [&](const auto& acc, void* g_to, const core::Strides& strides, int columns,
+                         float scale) {
     if (g_to == nullptr) return;
     const std::int64_t first = core::row_offset(
         strides, work.b, work.head, static_cast<std::int64_t>(work.seq.k_row) + work.first_row);
@@ -46,8 +48,10 @@ __device__ __forceinline__ void store_dkdv(const float (&acc_dk)[C::kHeadDim / 2
   };
   const auto scale = static_cast<float>(p.scale);
   const bool twice = f.fault.is(InjectedFault::dk_scale_twice);
-  store(acc_dk, p.dk, p.dk_strides, f.head_dim, (twice ? scale * scale : scale) / ds_scale);
-  store(acc_dv, p.dv, p.dv_strides, f.v_dim, 1.f);
+  if constexpr (Steps::kHasDx) {
+    store(acc_dk, p.dk, p.dk_strides, f.head_dim, (twice ? scale * scale : scale) / ds_scale);
+  }
+  if constexpr (Steps::kHasDv) store(acc_dv, p.dv, p.dv_strides, f.v_dim, 1.f);
 }
 
 template <typename C>

@@ -20,15 +20,15 @@ inline constexpr std::uint32_t kNonfiniteSigns = 0x80008000u;
 template <typename C>
 struct BwdInspector : BwdRoleLanes<C> {
   __device__ __forceinline__ void inspect_a1(BwdQueueState queue) const {
-    inspect(this->s.a1, queue);
+    inspect<typename C::TileA1>(this->s.a1(), queue);
   }
   __device__ __forceinline__ void inspect_a2(BwdQueueState queue) const {
-    inspect(this->s.a2, queue);
+    inspect<typename C::TileA2>(this->s.a2(), queue);
   }
 
  private:
+  template <typename Tile>
   __device__ __forceinline__ void inspect(const unsigned char* s_tile, BwdQueueState queue) const {
-    using Tile = typename C::TileA;
     const BwdWorkTile& work = this->work(queue);
     const int bytes = work.rows * core::kPanelRowBytes;  // of a panel; later rows are not the head's
     std::uint32_t bad = 0;
@@ -45,7 +45,7 @@ struct BwdInspector : BwdRoleLanes<C> {
     }
     if ((bad & kNonfiniteSigns) == 0) return;
     const core::BackwardParams& p = this->params.call;
-    const bool keys = work.output == BackwardOutput::dkdv;
+    const bool keys = work.output != BackwardOutput::dq;
     p.nonfinite_heads[work.b * p.fwd.kv_heads + (keys ? work.head : work.first_head)] = 1;
   }
 };

@@ -6,6 +6,9 @@
 //   dkdv     K    V    Q    dO   Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dZᵀ Q
 //   dq       Q    dO   K    V    S = Q Kᵀ, dP = dO Vᵀ, dQ += dZ K
 //
+// Above head_dim 192, dK and dV of a tile do not fit the registers together. Then dk and dv tiles
+// take the place of dkdv tiles, and Sᵀ is computed for both.
+//
 //   P = 2^(S scale log2(e) - base), dS = P (dP - delta), dZ = dS times the softcap's derivative;
 //   base and delta of a query row come from common/backward.cu
 //
@@ -21,9 +24,10 @@
 //   inspector   warp 3                        40         bwd_inspector.cuh: finds NaN in A
 //   consumer    2 warpgroups, 64 rows of A    232        bwd_mainloop.cuh, bwd_score.cuh,
 //                                                        bwd_epilogue.cuh
-//   grid        one CTA per SM; its work tiles are dkdv tiles first, then dq tiles
-//   smem        bwd_config.cuh: a1, a2 [128, head_dim]; a ring of steps, B1 and B2 each
-//               [step, head_dim], 128B swizzle; mbarriers, row statistics, the tile queue
+//   grid        one CTA per SM; its work tiles are dkdv tiles first, then dq tiles; or dq, dk, dv
+//   smem        bwd_config.cuh: A1 [128, head_dim], A2 [128, v_dim]; a ring of steps, B1 [step,
+//               head_dim] and B2 [step, v_dim], 128B swizzle; mbarriers, row statistics, the tile
+//               queue
 //   barriers    core/sm90_bwd_pipeline.h; the roles are templates in core/sm90_bwd_roles.h
 #pragma once
 
@@ -34,17 +38,22 @@
 
 namespace flashcore::cuda::sm90 {
 
+/// The consumers' side of the work tiles of one kind.
+template <typename C, typename Steps>
+__device__ __forceinline__ void consume_bwd_phase(BwdStorage<C>& s, const BwdParams& params,
+                                                  BwdQueueState& queue, core::BwdTileState& a) {
+  using Consumer = std::conditional_t<Steps::kOfKeys, KeysConsumer<C, Steps>, DqConsumer<C, Steps>>;
+  Consumer warp(s, params);
+  core::consume_bwd_tiles<Steps>(warp, queue, a);
+}
+
 /// The consumers' side of all work tiles.
-template <typename C>
-__device__ __forceinline__ void consume_bwd(BwdStorage<C>& s, const BwdParams& params) {
+template <typename C, typename... Steps>
+__device__ __forceinline__ void consume_bwd(BwdStorage<C>& s, const BwdParams& params,
+                                            core::BwdPhases<Steps...>) {
   BwdQueueState queue;
   core::BwdTileState a;
-  {
-    DkDvConsumer<C> warp(s, params);
-    core::consume_bwd_tiles<typename C::DkDv>(warp, queue, a);
-  }
-  DqConsumer<C> warp(s, params);
-  core::consume_bwd_tiles<typename C::Dq>(warp, queue, a);
+  (consume_bwd_phase<C, Steps>(s, params, queue, a), ...);
 }
 
 /// The warpgroup that feeds the consumers.
@@ -53,16 +62,16 @@ __device__ __forceinline__ void feed_bwd(BwdStorage<C>& s, const BwdParams& para
   const int warp = warp_uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
     BwdProducer<C> producer{{{s, params}}};
-    core::produce_bwd(producer);
+    core::produce_bwd(producer, typename C::Phases{});
   } else if (threadIdx.x == 32) {
     BwdSchedulerThread<C> scheduler{{{s, params}}};
     core::schedule_tiles(scheduler);
   } else if (warp == 2) {
     BwdTailWarp<C> tail{{{s, params}, static_cast<int>(threadIdx.x % 32)}};
-    core::prepare_bwd(tail);
+    core::prepare_bwd(tail, typename C::Phases{});
   } else if (warp == 3) {
     BwdInspector<C> inspector{{{s, params}, static_cast<int>(threadIdx.x % 32)}};
-    core::inspect_bwd(inspector);
+    core::inspect_bwd(inspector, typename C::Phases{});
   }
 }
 
@@ -70,14 +79,16 @@ template <typename C>
 __device__ __forceinline__ void run_bwd_cta(const BwdParams& params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   BwdStorage<C>& s = *reinterpret_cast<BwdStorage<C>*>(s_bytes);
-  if (threadIdx.x == 0) init_bwd_barriers<C>(s);
+  if (threadIdx.x == 0) {
+    init_bwd_barriers(s, std::make_integer_sequence<int, core::kSm90BwdBarriers>{});
+  }
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kShape.producer_registers()>();
     feed_bwd<C>(s, params);
   } else {
     setmaxnreg_inc<C::kShape.consumer_registers()>();
-    consume_bwd<C>(s, params);
+    consume_bwd<C>(s, params, typename C::Phases{});
   }
 }
 

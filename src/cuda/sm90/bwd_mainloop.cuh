@@ -2,6 +2,8 @@
 // has the order of a step, bwd_score.cuh its arithmetic.
 //
 //   dkdv   64 keys a warpgroup:     Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dZᵀ Q
+//   dk                              Sᵀ,        dPᵀ,                      dK += dZᵀ Q
+//   dv                              Sᵀ,                     dV += Pᵀ dO
 //   dq     64 queries a warpgroup:  S = Q Kᵀ,  dP = dO Vᵀ,                dQ += dZ K
 //
 // P and dZ stay in registers: the accumulators of S and dP, packed to 16 bits, are A fragments.
@@ -14,14 +16,12 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// Issues S = A B^T: [64, step] = [64, head_dim] x [step, head_dim]^T, all operands K-major. The
+/// Issues S = A B^T: [64, step] = [64, kColumns] x [step, kColumns]^T, all operands K-major. The
 /// warpgroup's 64 rows begin at s_a + group * 64 rows.
-template <typename C, typename Steps>
+template <typename C, typename Steps, typename A, typename B, int kColumns>
 __device__ __forceinline__ void issue_pairs(float (&acc)[Steps::kRows / 2],
                                             const unsigned char* s_a, const unsigned char* s_b,
                                             int group) {
-  using A = typename C::TileA;
-  using B = typename C::template TileB<Steps>;
   const std::uint64_t a = core::matrix_descriptor(
       shared_address(s_a) + group * (core::kQTileRows * core::kPanelRowBytes), 0);
   const std::uint64_t b = core::matrix_descriptor(shared_address(s_b), 0);
@@ -29,24 +29,23 @@ __device__ __forceinline__ void issue_pairs(float (&acc)[Steps::kRows / 2],
   wgmma_fence();
   Gemm::template ss<typename C::Element, false>(acc, a, b);
 #pragma unroll
-  for (int step = 1; step < C::kHeadDim / 16; ++step) {
+  for (int step = 1; step < kColumns / 16; ++step) {
     Gemm::template ss<typename C::Element, true>(acc, core::advance(a, A::k_offset(step)),
                                                  core::advance(b, B::k_offset(step)));
   }
   wgmma_commit();
 }
 
-/// Issues acc += W B, or acc = W B: [64, head_dim] += [64, step] x [step, head_dim].
-template <typename C, typename Steps>
-__device__ __forceinline__ void issue_sum(float (&acc)[C::kHeadDim / 2],
+/// Issues acc += W B, or acc = W B: [64, columns] += [64, step] x [step, columns].
+template <typename C, typename Steps, typename B, int kSums>
+__device__ __forceinline__ void issue_sum(float (&acc)[kSums],
                                           const std::uint32_t (&frag)[Steps::kRows / 16][4],
                                           const unsigned char* s_b, bool accumulate) {
-  using B = typename C::template TileB<Steps>;
   const std::uint64_t b = core::matrix_descriptor(shared_address(s_b), B::kPanelBytes);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Steps::kRows / 16; ++step) {
-    Wgmma<C::kHeadDim>::template rs_b_mn_major<typename C::Element>(
+    Wgmma<2 * kSums>::template rs_b_mn_major<typename C::Element>(
         acc, frag[step], core::advance(b, B::mn_offset(step)), accumulate || step > 0);
   }
   wgmma_commit();
@@ -57,6 +56,8 @@ template <typename C, typename Steps_>
 struct BwdConsumerWarp : BwdRoleLanes<C> {
   using Steps = Steps_;
   using State = typename Steps::State;
+  using TileB1 = typename C::template TileB1<Steps>;
+  using TileB2 = typename C::template TileB2<Steps>;
   static constexpr int kPairs = Steps::kRows / 2;  // of a thread
   static constexpr float kLog2E = static_cast<float>(core::kLog2E);
   const Thread<C> t;
@@ -76,10 +77,14 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
     cuda::wgmma_wait<kPending>();
   }
   __device__ __forceinline__ void issue_s(State b) {
-    issue_pairs<C, Steps>(acc_s, this->s.a1, this->s.template b1<Steps>(b.stage()), t.group);
+    // Opaque: descriptors of A1 that the compiler keeps through the loop would spill.
+    const int group = C::kHeadDim > 128 ? opaque(t.group) : t.group;
+    issue_pairs<C, Steps, typename C::TileA1, TileB1, C::kHeadDim>(
+        acc_s, this->s.a1(), this->s.template b1<Steps>(b.stage()), group);
   }
   __device__ __forceinline__ void issue_dp(State b) {
-    issue_pairs<C, Steps>(acc_dp, this->s.a2, this->s.template b2<Steps>(b.stage()), t.group);
+    issue_pairs<C, Steps, typename C::TileA2, TileB2, C::kVDim>(
+        acc_dp, this->s.a2(), this->s.template b2<Steps>(Steps::b2(b).stage()), t.group);
   }
 
  protected:
@@ -120,14 +125,14 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
   }
 };
 
-/// Consumer of dkdv tiles: rows are keys, columns queries.
-template <typename C>
-struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
-  using Base = BwdConsumerWarp<C, typename C::DkDv>;
-  using Steps = typename C::DkDv;
+/// Consumer of tiles of keys: rows are keys, columns queries. Without dK there is no dP, without dV
+/// P is not packed.
+template <typename C, typename Steps>
+struct KeysConsumer : BwdConsumerWarp<C, Steps> {
+  using Base = BwdConsumerWarp<C, Steps>;
   using State = typename Steps::State;
   using Base::Base;
-  float acc_dk[C::kHeadDim / 2], acc_dv[C::kHeadDim / 2];
+  float acc_dk[C::kHeadDim / 2], acc_dv[C::kVDim / 2];
   std::uint32_t p_frag[Steps::kRows / 16][4], dz_frag[Steps::kRows / 16][4];
 
   __device__ __forceinline__ void begin_tile(BwdQueueState) const {}
@@ -139,22 +144,23 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
     if (needs_mask) this->hide_scores(queue, step.tile);
     if constexpr (C::kOptions) return;
     const float unit_log2 = this->params.call.fwd.softmax_scale_log2;
-    each_with(this->s.rows[b.stage()].base, [&](int i, float base) {
+    each_with(this->s.rows(b.stage()).base, [&](int i, float base) {
       this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
     });
   }
   /// dZ of a step. Packs it and P.
   __device__ __forceinline__ void score_gradients(BwdQueueState queue, State b, const BwdStep& step,
                                                   bool needs_mask) {
-    fence_registers(this->acc_dp);
+    if constexpr (Steps::kHasDx) fence_registers(this->acc_dp);
     if constexpr (C::kOptions) {
       this->with_options(this->s.scalars[b.stage()].alibi_slope,
                          [&](const auto& score) { dz_with_options(queue, b, step, score); });
-      Base::pack_pairs(p_frag, this->acc_s);
-    } else {
-      Base::pack_pairs(p_frag, this->acc_s);
+    }
+    if constexpr (Steps::kHasDv) Base::pack_pairs(p_frag, this->acc_s);
+    if constexpr (!Steps::kHasDx) return;
+    if constexpr (!C::kOptions) {
       const float ds_scale = this->s.scalars[b.stage()].ds_scale;
-      each_with(this->s.rows[b.stage()].delta, [&](int i, float delta) {
+      each_with(this->s.rows(b.stage()).delta, [&](int i, float delta) {
         this->acc_dp[i] = score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta, ds_scale);
       });
     }
@@ -164,16 +170,18 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
 
   /// dV += Pᵀ dO.
   __device__ __forceinline__ void issue_dv(State b, bool accumulate) {
-    issue_sum<C, Steps>(acc_dv, p_frag, this->s.template b2<Steps>(b.stage()), accumulate);
+    issue_sum<C, Steps, typename Base::TileB2>(
+        acc_dv, p_frag, this->s.template b2<Steps>(Steps::b2(b).stage()), accumulate);
   }
   /// dK += dZᵀ Q.
   __device__ __forceinline__ void issue_dx(State b, bool accumulate) {
-    issue_sum<C, Steps>(acc_dk, dz_frag, this->s.template b1<Steps>(b.stage()), accumulate);
+    issue_sum<C, Steps, typename Base::TileB1>(
+        acc_dk, dz_frag, this->s.template b1<Steps>(b.stage()), accumulate);
   }
   __device__ __forceinline__ void store_tile(BwdQueueState queue) {
-    fence_registers(acc_dk);
-    fence_registers(acc_dv);
-    store_dkdv<C>(acc_dk, acc_dv, this->params.call, this->work(queue), this->t);
+    if constexpr (Steps::kHasDx) fence_registers(acc_dk);
+    if constexpr (Steps::kHasDv) fence_registers(acc_dv);
+    store_dkdv<C, Steps>(acc_dk, acc_dv, this->params.call, this->work(queue), this->t);
   }
 
  private:
@@ -187,11 +195,11 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
       visit(i, i % 2 == 0 ? x.x : x.y);
     });
   }
-  /// P and dZ from S and dP.
+  /// P and dZ from S and dP. Without dP, dZ is not used.
   template <typename Score>
   __device__ __forceinline__ void dz_with_options(BwdQueueState queue, State b, const BwdStep& step,
                                                   const Score& score) {
-    const BwdRows<Steps::kRows>& s_rows = this->s.rows[b.stage()];
+    const BwdRows<Steps::kRows>& s_rows = this->s.rows(b.stage());
     const BwdWorkTile& work = this->work(queue);
     const int first_column = this->t.column(0, 0);
     // The distance from the thread's first key to its first query of the step.
@@ -201,7 +209,8 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
     for_pairs<Steps::kRows>([&](int i, int half, int column) {
       const BwdPair pair = this->with_score(
           score(this->acc_s[i], distance + static_cast<float>(column - 8 * half)), this->acc_s[i],
-          this->acc_dp[i], s_rows.base[first_column + column], s_rows.delta[first_column + column],
+          Steps::kHasDx ? this->acc_dp[i] : 0.f, s_rows.base[first_column + column],
+          s_rows.delta[first_column + column],
           this->s.scalars[b.stage()].ds_scale);
       this->acc_s[i] = pair.p;
       this->acc_dp[i] = pair.dz;
@@ -210,10 +219,9 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
 };
 
 /// Consumer of dq tiles: rows are queries, columns keys.
-template <typename C>
-struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
-  using Base = BwdConsumerWarp<C, typename C::Dq>;
-  using Steps = typename C::Dq;
+template <typename C, typename Steps>
+struct DqConsumer : BwdConsumerWarp<C, Steps> {
+  using Base = BwdConsumerWarp<C, Steps>;
   using State = typename Steps::State;
   using Base::Base;
   float acc_dq[C::kHeadDim / 2];
@@ -265,7 +273,8 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
 
   /// dQ += dZ K.
   __device__ __forceinline__ void issue_dx(State b, bool accumulate) {
-    issue_sum<C, Steps>(acc_dq, dz_frag, this->s.template b1<Steps>(b.stage()), accumulate);
+    issue_sum<C, Steps, typename Base::TileB1>(
+        acc_dq, dz_frag, this->s.template b1<Steps>(b.stage()), accumulate);
   }
   __device__ __forceinline__ void store_tile(BwdQueueState queue) {
     fence_registers(acc_dq);

@@ -31,18 +31,29 @@ struct BwdSchedulerThread : BwdRoleThread<C> {
   __device__ __forceinline__ bool decode_work_tile(BwdQueueState queue, std::int32_t index) const {
     BwdWorkTile& s_work = this->work(queue);
     const std::int32_t dkdv_tiles = this->params.dkdv_order.tiles;
-    if (index < dkdv_tiles) return decode_dkdv(s_work, core::coord_of(dkdv_order(), index));
-    return decode_dq(s_work, core::coord_of(this->params.dq_order, index - dkdv_tiles));
+    const std::int32_t dq_tiles = this->params.dq_order.tiles;
+    if constexpr (C::kShape.splits_dkdv()) {
+      if (index < dq_tiles) {
+        return decode_dq(s_work, core::coord_of(this->params.dq_order, index));
+      }
+      index -= dq_tiles;
+      const bool dk = index < dkdv_tiles;
+      s_work.output = dk ? BackwardOutput::dk : BackwardOutput::dv;
+      return decode_keys(s_work, dk ? this->params.dkdv_order : this->params.dv_order,
+                         dk ? index : index - dkdv_tiles);
+    } else {
+      if (index < dkdv_tiles) {
+        s_work.output = BackwardOutput::dkdv;
+        return decode_keys(s_work, this->params.dkdv_order, index);
+      }
+      return decode_dq(s_work, core::coord_of(this->params.dq_order, index - dkdv_tiles));
+    }
   }
   __device__ __forceinline__ void mark_end(BwdQueueState queue) const {
     this->work(queue).output = core::kBwdQueueEnd;
   }
 
  private:
-  __device__ __forceinline__ const core::TileScheduler& dkdv_order() const {
-    return this->params.dkdv_order;
-  }
-
   __device__ __forceinline__ void select_sequence(BwdWorkTile& s_work,
                                                   const core::TileCoord& coord) const {
     const AttentionParams& f = this->params.call.fwd;
@@ -55,14 +66,14 @@ struct BwdSchedulerThread : BwdRoleThread<C> {
     }
   }
 
-  /// KV tiles ascend: with a causal mask the longest come first.
-  __device__ __forceinline__ bool decode_dkdv(BwdWorkTile& s_work,
-                                              const core::TileCoord& coord) const {
+  /// A tile of keys. They ascend: with a causal mask the longest come first.
+  __device__ __forceinline__ bool decode_keys(BwdWorkTile& s_work, const core::TileScheduler& order,
+                                              std::int32_t index) const {
     const core::BackwardParams& p = this->params.call;
+    const core::TileCoord coord = core::coord_of(order, index);
     select_sequence(s_work, coord);
     const core::SeqInfo& seq = s_work.seq;
-    const std::int32_t first = (dkdv_order().q_tiles - 1 - coord.q_tile) * core::kBwdTileRows;
-    s_work.output = BackwardOutput::dkdv;
+    const std::int32_t first = (order.q_tiles - 1 - coord.q_tile) * core::kBwdTileRows;
     s_work.first_row = first;
     s_work.rows = min(core::kBwdTileRows, seq.kv_len - first);
     s_work.first_head = coord.head * p.group;
@@ -97,11 +108,12 @@ struct BwdSchedulerThread : BwdRoleThread<C> {
     s_work.b_row = seq.k_row;
     s_work.a_batch = p.fwd.cu_seqlens_q != nullptr ? 0 : coord.batch;
     s_work.b_batch = p.fwd.cu_seqlens_k != nullptr ? 0 : coord.batch;
-    find_tiles(s_work, seq.mask, C::Dq::kRows);
+    find_tiles(s_work, seq.mask, kStepKeys);
     return s_work.rows > 0;
   }
 
-  static constexpr std::int32_t kStepQueries = C::DkDv::kRows;
+  static constexpr std::int32_t kStepQueries = C::kShape.query_step();
+  static constexpr std::int32_t kStepKeys = C::kShape.key_step();
 
   static __device__ __forceinline__ void find_tiles(BwdWorkTile& s_work, const core::Mask& mask,
                                                     std::int32_t step) {
@@ -120,59 +132,56 @@ struct BwdSchedulerThread : BwdRoleThread<C> {
 template <typename C>
 struct BwdProducer : BwdRoleThread<C> {
   template <typename Steps>
-  static constexpr bool kIsDkDv = Steps::kOutput == BackwardOutput::dkdv;
-
-  template <typename Steps>
   __device__ __forceinline__ void load_a1(BwdQueueState queue) const {
-    load_a(this->s.a1, kIsDkDv<Steps> ? this->params.k : this->params.q, queue,
-           this->s.template barrier<Sm90BwdBarrier::a1_full>(0));
+    load_a<typename C::TileA1>(this->s.a1(), Steps::kOfKeys ? this->params.k : this->params.q,
+                               queue, this->s.template barrier<Sm90BwdBarrier::a1_full>(0));
   }
   template <typename Steps>
   __device__ __forceinline__ void load_a2(BwdQueueState queue) const {
-    load_a(this->s.a2, kIsDkDv<Steps> ? this->params.v : this->params.dout, queue,
-           this->s.template barrier<Sm90BwdBarrier::a2_full>(0));
+    load_a<typename C::TileA2>(this->s.a2(), Steps::kOfKeys ? this->params.v : this->params.dout,
+                               queue, this->s.template barrier<Sm90BwdBarrier::a2_full>(0));
   }
   template <typename Steps>
   __device__ __forceinline__ void load_b1(BwdQueueState queue, typename Steps::State b,
                                           const BwdStep& step) const {
-    load_b<Steps>(this->s.template b1<Steps>(b.stage()),
-                  kIsDkDv<Steps> ? this->params.q : this->params.k, queue, step,
-                  this->s.template barrier<Steps::kB1Full>(b.stage()));
+    load_b<Steps, typename C::template TileB1<Steps>>(
+        this->s.template b1<Steps>(b.stage()), Steps::kOfKeys ? this->params.q : this->params.k,
+        queue, step, this->s.template barrier<Steps::kB1Full>(b.stage()));
   }
   template <typename Steps>
-  __device__ __forceinline__ void load_b2(BwdQueueState queue, typename Steps::State b,
+  __device__ __forceinline__ void load_b2(BwdQueueState queue, typename Steps::B2State b,
                                           const BwdStep& step) const {
-    load_b<Steps>(this->s.template b2<Steps>(b.stage()),
-                  kIsDkDv<Steps> ? this->params.dout : this->params.v, queue, step,
-                  this->s.template barrier<Steps::kB2Full>(b.stage()));
+    load_b<Steps, typename C::template TileB2<Steps>>(
+        this->s.template b2<Steps>(b.stage()), Steps::kOfKeys ? this->params.dout : this->params.v,
+        queue, step, this->s.template barrier<Steps::kB2Full>(b.stage()));
   }
 
  private:
+  static constexpr int kBoxRows = C::kShape.box_rows();
   template <typename Tile, int kRows>
   static __device__ __forceinline__ void load_rows(unsigned char* s_tile, const CUtensorMap& map,
                                                    int row, int head, int batch,
                                                    std::uint64_t& s_full) {
     arrive_expect_tx(s_full, Tile::kBytes);
 #pragma unroll
-    for (int first = 0; first < kRows; first += C::kShape.box_rows()) {
+    for (int first = 0; first < kRows; first += kBoxRows) {
       load_panels<Tile>(s_tile + first * core::kPanelRowBytes, map, row + first, head, batch,
                         s_full);
     }
   }
+  template <typename Tile>
   __device__ __forceinline__ void load_a(unsigned char* s_tile, const CUtensorMap& map,
                                          BwdQueueState queue, std::uint64_t& s_full) const {
     const BwdWorkTile& work = this->work(queue);
-    load_rows<typename C::TileA, core::kBwdTileRows>(s_tile, map, work.a_row, work.head,
-                                                     work.a_batch, s_full);
+    load_rows<Tile, core::kBwdTileRows>(s_tile, map, work.a_row, work.head, work.a_batch, s_full);
   }
-  template <typename Steps>
+  template <typename Steps, typename Tile>
   __device__ __forceinline__ void load_b(unsigned char* s_tile, const CUtensorMap& map,
                                          BwdQueueState queue, const BwdStep& step,
                                          std::uint64_t& s_full) const {
     const BwdWorkTile& work = this->work(queue);
-    load_rows<typename C::template TileB<Steps>, Steps::kRows>(
-        s_tile, map, work.b_row + step.tile * Steps::kRows, work.first_head + step.head,
-        work.b_batch, s_full);
+    load_rows<Tile, Steps::kRows>(s_tile, map, work.b_row + step.tile * Steps::kRows,
+                                  work.first_head + step.head, work.b_batch, s_full);
   }
 };
 
@@ -181,22 +190,21 @@ struct BwdProducer : BwdRoleThread<C> {
 
 template <typename C>
 struct BwdTailWarp : BwdRoleLanes<C> {
-  template <typename Steps>
-  static constexpr bool kIsDkDv = Steps::kOutput == BackwardOutput::dkdv;
-  static constexpr int kEach = C::DkDv::kRows / 32;  // rows of a lane
+  static constexpr int kQueries = C::kShape.query_step();
+  static constexpr int kEach = (kQueries + 31) / 32;  // rows of a lane
   float base[kEach], delta[kEach];
   BwdScalars scalars;
 
   template <typename Steps>
   __device__ __forceinline__ void read_rows(BwdQueueState queue, const BwdStep& step) {
-    if constexpr (kIsDkDv<Steps>) {
+    if constexpr (Steps::kOfKeys) {
       const core::BackwardParams& p = this->params.call;
       const BwdWorkTile& work = this->work(queue);
       const std::int32_t h = work.first_head + step.head;
       scalars.ds_scale = C::kScalesDs ? core::ds_unit(p, work.b, work.head) : 1.f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const std::int32_t row = step.tile * Steps::kRows + 32 * i + this->lane;
+        const std::int32_t row = step.tile * kQueries + 32 * i + this->lane;
         base[i] = -core::negative_infinity<float>();
         delta[i] = 0.f;
         if (row < work.seq.q_len) {
@@ -210,10 +218,11 @@ struct BwdTailWarp : BwdRoleLanes<C> {
   }
   template <typename Steps>
   __device__ __forceinline__ void store_rows(typename Steps::State b) const {
-    if constexpr (kIsDkDv<Steps>) {
-      BwdRows<Steps::kRows>& s_rows = this->s.rows[b.stage()];
+    if constexpr (Steps::kOfKeys) {
+      BwdRows<kQueries>& s_rows = this->s.rows(b.stage());
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
+        if (kQueries % 32 != 0 && 32 * i + this->lane >= kQueries) break;
         s_rows.base[32 * i + this->lane] = base[i];
         s_rows.delta[32 * i + this->lane] = delta[i];
       }
@@ -224,33 +233,43 @@ struct BwdTailWarp : BwdRoleLanes<C> {
   /// True if rows of B past the last one are not zero.
   template <typename Steps>
   __device__ __forceinline__ bool has_dirty_tail(BwdQueueState queue, const BwdStep& step) const {
-    const bool dirty = kIsDkDv<Steps> ? this->params.q_tail_dirty : this->params.k_tail_dirty;
+    const bool dirty = Steps::kOfKeys ? this->params.q_tail_dirty : this->params.k_tail_dirty;
     return dirty && rows_left<Steps>(queue, step) < Steps::kRows;
   }
-  /// Zero-fills them: their weights are 0, but 0 * NaN is NaN.
+  /// Zero-fills those that enter sums: their weights are 0, but 0 * NaN is NaN.
   template <typename Steps>
   __device__ __forceinline__ void zero_tail(BwdQueueState queue, typename Steps::State b,
                                             const BwdStep& step) const {
-    using Tile = typename C::template TileB<Steps>;
-    constexpr int kVecs = core::kPanelRowBytes / 16;
+    using Tile1 = typename C::template TileB1<Steps>;
+    using Tile2 = typename C::template TileB2<Steps>;
     const int rows = max(rows_left<Steps>(queue, step), 0);
-    unsigned char* s_tile = this->s.template b1<Steps>(b.stage());
-    constexpr int kPanels = (kIsDkDv<Steps> ? 2 : 1) * Tile::kPanels;  // Q and dO, or K
-#pragma unroll 1
-    for (int panel = 0; panel < kPanels; ++panel) {
-#pragma unroll 1
-      for (int i = rows * kVecs + this->lane; i < Steps::kRows * kVecs; i += 32) {
-        *reinterpret_cast<uint4*>(s_tile + panel * Tile::kPanelBytes + i * 16) = {};
-      }
+    if constexpr (Steps::kHasDx && Steps::kHasDv) {  // B2 follows B1
+      zero_rows<Tile1, Tile1::kPanels + Tile2::kPanels>(this->s.template b1<Steps>(b.stage()), rows);
+    } else if constexpr (Steps::kHasDx) {
+      zero_rows<Tile1, Tile1::kPanels>(this->s.template b1<Steps>(b.stage()), rows);
+    } else {
+      zero_rows<Tile2, Tile2::kPanels>(this->s.template b2<Steps>(b.stage()), rows);
     }
     fence_async_proxy();
   }
 
  private:
+  /// Zero-fills the rows of panels from `first` on.
+  template <typename Tile, int kPanels>
+  __device__ __forceinline__ void zero_rows(unsigned char* s_tile, int first) const {
+    constexpr int kVecs = core::kPanelRowBytes / 16;
+#pragma unroll 1
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll 1
+      for (int i = first * kVecs + this->lane; i < Tile::kPanelBytes / 16; i += 32) {
+        *reinterpret_cast<uint4*>(s_tile + panel * Tile::kPanelBytes + i * 16) = {};
+      }
+    }
+  }
   template <typename Steps>
   __device__ __forceinline__ int rows_left(BwdQueueState queue, const BwdStep& step) const {
     const core::SeqInfo& seq = this->work(queue).seq;
-    return (kIsDkDv<Steps> ? seq.q_len : seq.kv_len) - step.tile * Steps::kRows;
+    return (Steps::kOfKeys ? seq.q_len : seq.kv_len) - step.tile * Steps::kRows;
   }
 };
 

@@ -39,15 +39,15 @@ __device__ __forceinline__ void store_f32_row(float* g_row, bool written, int v_
   }
 }
 
-/// Stores a row of head_dim columns if `written`.
-template <typename C, typename Value>
+/// Stores a row of kColumns columns if `written`.
+template <typename C, int kColumns = C::kHeadDim, typename Value>
 __device__ __forceinline__ void store_row(typename C::Element* g_row, bool written, int v_dim,
                                           const Thread<C>& t, Value value) {
   using T = typename C::Element;
   if constexpr (C::kFp8) {  // a lane has four adjacent columns (core::column_of_row)
     const int column = opaque(4 * (t.lane % 4));
 #pragma unroll
-    for (int n = 0; n < C::kHeadDim / 8; n += 2) {
+    for (int n = 0; n < kColumns / 8; n += 2) {
       const uint2 x = {pack<T>(value(n, 0), value(n + 1, 0)),
                        pack<T>(value(n, 1), value(n + 1, 1))};
       if (written && 8 * n + column < v_dim) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_row(typename C::Element* g_row, bool writt
     const bool odd = t.lane % 2 != 0;
     const int column = opaque(8 * (t.lane % 2) + 4 * (t.lane % 4 / 2));
 #pragma unroll
-    for (int n = 0; n < C::kHeadDim / 8; n += 2) {
+    for (int n = 0; n < kColumns / 8; n += 2) {
       const std::uint32_t x[2] = {pack<T>(value(n, 0), value(n, 1)),
                                   pack<T>(value(n + 1, 0), value(n + 1, 1))};
       const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);

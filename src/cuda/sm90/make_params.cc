@@ -106,18 +106,23 @@ Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams
   const bool causal = f.window_left >= 0 || f.window_right >= 0;
   // Tiles of several lengths: the shortest ones of the last heads come last.
   const std::int32_t last_tiles = causal ? 4 * plan.device.sm_count : 0;
-  params.dkdv_order = order_of(call.dk != nullptr || call.dv != nullptr, f.batch, f.kv_heads, 1,
-                               call.k_tiles, call.dq == nullptr ? last_tiles : 0);
-  params.dq_order = order_of(call.dq != nullptr, f.batch, f.q_heads, std::max(call.group, 1),
-                             f.q_tiles, last_tiles);
-  params.num_scheduled = params.dkdv_order.tiles + params.dq_order.tiles;
+  const core::Sm90BwdTraits shape{plan.kernel->head_dim, plan.kernel->v_dim, 0, !f.fast_path};
+  const bool dq = call.dq != nullptr, dv = shape.splits_dkdv() && call.dv != nullptr;
+  const bool dkdv = call.dk != nullptr || (call.dv != nullptr && !dv);
+  const bool dkdv_last = shape.splits_dkdv() ? !dv : !dq, dq_last = !shape.splits_dkdv();
+  params.dkdv_order = order_of(dkdv, f.batch, f.kv_heads, 1, call.k_tiles,
+                               dkdv_last ? last_tiles : 0);
+  params.dq_order = order_of(dq, f.batch, f.q_heads, std::max(call.group, 1), f.q_tiles,
+                             dq_last || !(dkdv || dv) ? last_tiles : 0);
+  params.dv_order = order_of(dv, f.batch, f.kv_heads, 1, call.k_tiles, last_tiles);
+  params.num_scheduled =
+      params.dkdv_order.tiles + params.dq_order.tiles + params.dv_order.tiles;
   params.tile_counter =
       call.nonfinite_heads + std::int64_t{f.batch} * f.kv_heads;  // BackwardPlan
   params.q_tail_dirty = f.cu_seqlens_q != nullptr;
   params.k_tail_dirty = f.cu_seqlens_k != nullptr || f.used_k != nullptr;
   params.score_scale = core::score_scale<float>(f);
   params.softcap = static_cast<float>(f.softcap);
-  const core::Sm90BwdTraits shape{plan.kernel->head_dim, 0, !f.fast_path};
   return make_maps(plan.problem.forward, call, shape.box_rows(), params);
 }
 

@@ -194,7 +194,8 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   s.dtype = kernel.dtype;
   // Often the head dim of the kernel itself, so that every size class gets its largest dims.
   s.head_dim = random.chance(0.3) ? kernel.head_dim : random_dim(random, kernel.head_dim);
-  s.v_dim = random.chance(0.6) ? s.head_dim : random_dim(random, kernel.head_dim);
+  s.v_dim = random.chance(0.6) ? std::min<std::int64_t>(s.head_dim, kernel.v_dim)
+                               : random_dim(random, kernel.v_dim);
   const SizeKind kind = draw_size_kind(Random(s.seed, kSizes), kernel);
   draw_sizes(kind, random, kernel, limits.target_work, s);
   draw_options(random, kernel, s);

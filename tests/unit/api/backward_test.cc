@@ -167,6 +167,19 @@ TEST_F(BackwardApi, TensorCoresComputeGradientsOf16Bits) {
                            "bwd_sm80_f16_d64         takes dims up to 64/64, got 96/80"}) {
     EXPECT_NE(text.find(line), std::string::npos) << line << " in\n" << text;
   }
+  const auto kernel_for = [&](std::int64_t head_dim, std::int64_t v_dim) {
+    BackwardProblem wide;
+    wide.forward =
+        *dense_problem(DType::f16, 2, 8, 4, 64, 96, head_dim, v_dim, {}, h200.device);
+    wide.dout = wide.forward.out;
+    wide.dq = wide.forward.q;
+    const Result<BackwardPlan> plan = make_backward_plan(wide, h200);
+    return plan.ok() ? plan->kernel->id : "none";
+  };
+  EXPECT_STREQ(kernel_for(192, 128), "bwd_sm90_f16_d192_v128");
+  EXPECT_STREQ(kernel_for(136, 64), "bwd_sm90_f16_d192_v128");
+  EXPECT_STREQ(kernel_for(192, 192), "bwd_sm90_f16_d256");
+  EXPECT_STREQ(kernel_for(64, 256), "bwd_sm90_f16_d256");
   problem.forward.options.kernel = "bwd_sm80_f16_d128";
   const Result<BackwardPlan> named = make_backward_plan(problem, h200);
   ASSERT_TRUE(named.ok()) << named.status().message();

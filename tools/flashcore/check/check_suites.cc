@@ -99,7 +99,8 @@ CheckProblem tuning_problem(const CheckArgs& args, const RunnableKernel& r, cons
   problem.target = r.target;
   verify::CaseSpec& s = problem.spec;
   s.dtype = r.kernel->dtype;
-  s.head_dim = s.v_dim = dim;
+  s.head_dim = dim;
+  s.v_dim = std::min<std::int64_t>(dim, r.kernel->v_dim);
   s.kv_heads = 1;
   s.q_heads = causal ? 2 : 1;
   s.q_len = causal ? r.kernel->tile_q - 1 : r.kernel->tile_q + 1;

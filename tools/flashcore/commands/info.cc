@@ -111,7 +111,8 @@ std::string kernel_table(const std::vector<Target>& targets) {
         k.id,
         to_string(k.device),
         to_string(k.dtype),
-        formatted("{}", k.head_dim),
+        k.v_dim == k.head_dim ? formatted("{}", k.head_dim)
+                              : formatted("{}/{}", k.head_dim, k.v_dim),
         gpu ? formatted("{}x{}", k.tile_q, k.tile_k) : formatted("{}x*", k.tile_q),
         gpu ? formatted("{}", k.smem_bytes) : "-",
         k.compiled ? "yes" : "no",

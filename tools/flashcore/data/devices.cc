@@ -104,7 +104,7 @@ DeviceInfo with_blocks(DeviceInfo device, int blocks) {
 bool runnable(const KernelInfo& kernel, const DeviceInfo& device) {
   if (!kernel.compiled || kernel.device != device.device.type) return false;
   const Result<Problem> dense = dense_problem(kernel.dtype, 1, 1, 1, 1, 1, kernel.head_dim,
-                                              kernel.head_dim, {}, device.device);
+                                              kernel.v_dim, {}, device.device);
   if (!dense.ok()) return false;
   Problem problem = *dense;
   if (needs_8_bits(kernel)) problem.k.dtype = problem.v.dtype = DType::e4m3;
@@ -141,7 +141,7 @@ std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Tar
   if (pattern.empty()) return {nullptr};
   std::vector<const KernelInfo*> found;
   for (const RunnableKernel& r : find_kernels(pattern, {target})) {
-    if (r.kernel->dtype == dtype && std::max(head_dim, v_dim) <= r.kernel->head_dim &&
+    if (r.kernel->dtype == dtype && head_dim <= r.kernel->head_dim && v_dim <= r.kernel->v_dim &&
         (stored_in_8_bits ? takes_8_bits(*r.kernel) : !needs_8_bits(*r.kernel))) {
       found.push_back(r.kernel);
     }
