@@ -47,11 +47,13 @@ if(FLASHCORE_ONLY_ARCHITECTURE)
 endif()
 # A family's folder and namespace have the family's name. The header fwd_kernel.cuh in the folder
 # defines fwd_kernel<Config>, bwd_kernel.cuh bwd_kernel<BwdConfig>; in simt, fwd.cuh and bwd.cuh.
-# Families with another kernel for calls that are not plain (cuda/registry.h).
+# Families with another kernel for calls that are not plain (cuda/kernel_entry.h).
 set(FLASHCORE_GENERAL_sm80_fwd fwd_kernel_general)
 set(FLASHCORE_GENERAL_sm90_fwd fwd_kernel_general)
 set(FLASHCORE_GENERAL_sm80_bwd bwd_kernel_general)
 set(FLASHCORE_GENERAL_sm90_bwd bwd_kernel_general)
+# Families with another kernel for calls with a bias: a function that returns its address.
+set(FLASHCORE_BIAS_sm90_fwd bias_kernel)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)
@@ -114,6 +116,10 @@ if(FLASHCORE_HAS_CUDA)
     if(DEFINED FLASHCORE_GENERAL_${family}_${op})
       set(general ${FLASHCORE_GENERAL_${family}_${op}})
     endif()
+    set(bias "&${family}::${general}<Config_${id}>")
+    if(DEFINED FLASHCORE_BIAS_${family}_${op})
+      set(bias "${family}::${FLASHCORE_BIAS_${family}_${op}}<Config_${id}>()")
+    endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
     set(group_op_${group} ${op})
@@ -121,9 +127,11 @@ if(FLASHCORE_HAS_CUDA)
 using Config_${id} = ${family}::${config}<${shape}>;
 static_assert(sizeof(${family}::${storage}<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
-const void* entry_${id}(bool plain) {
-  return plain ? reinterpret_cast<const void*>(&${family}::${op}_kernel<Config_${id}>)
-                   : reinterpret_cast<const void*>(&${family}::${general}<Config_${id}>);
+const void* entry_${id}(KernelEntry entry) {
+  return reinterpret_cast<const void*>(
+      entry == KernelEntry::plain  ? &${family}::${op}_kernel<Config_${id}>
+      : entry == KernelEntry::bias ? ${bias}
+                                   : &${family}::${general}<Config_${id}>);
 }
 ")
   endforeach()
@@ -169,6 +177,7 @@ if(FLASHCORE_HAS_CUDA)
     file(CONFIGURE OUTPUT ${source} CONTENT
 "// Written by cmake/cuda_kernels.cmake from src/cuda/kernels.def.
 #include \"cuda/${family}/${header}.cuh\"
+#include \"cuda/kernel_entry.h\"
 
 namespace flashcore::cuda {
 ${group_text_${group}}

@@ -217,7 +217,7 @@ class CudaBackend final : public Backend {
   }
 
   Result<KernelResources> resources(const KernelInfo& kernel, int device) const override {
-    const void* entry = cuda::entry_of(kernel, true);
+    const void* entry = cuda::entry_of(kernel, cuda::KernelEntry::plain);
     if (entry == nullptr) return unsupported("kernel %s is not part of this build", kernel.id);
     const DeviceScope scope(device);
     FLASHCORE_RETURN_IF_ERROR(scope.status());

@@ -55,10 +55,15 @@ struct LaunchConfig {
   }
 };
 
-/// An index of the entry points of all kernels, below 2 * 256.
+constexpr std::size_t kMaxEntries = kKernelEntries * 256;
+
+/// An index of the entry points of all kernels, below kMaxEntries.
 std::size_t entry_index(const KernelInfo& kernel, const void* entry) noexcept {
   const auto index = static_cast<std::size_t>(&kernel - kernels().data());
-  return 2 * index + (entry == entry_of(kernel, true) ? 0 : 1);
+  const std::size_t of_kernel = entry == entry_of(kernel, KernelEntry::plain)     ? 0
+                                : entry == entry_of(kernel, KernelEntry::general) ? 1
+                                                                                  : 2;
+  return kKernelEntries * index + of_kernel;
 }
 
 /// The number of clusters that fit on the device at the same time. 0 if the device, such as a slice
@@ -66,7 +71,7 @@ std::size_t entry_index(const KernelInfo& kernel, const void* entry) noexcept {
 int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
                         LaunchOptions options) noexcept {
   constexpr int kSizes = 16, kUnknown = 0;  // cache entries: the number plus 1
-  static std::array<std::atomic<std::uint16_t>, 2 * 256 * kSizes> cache{};
+  static std::array<std::atomic<std::uint16_t>, kMaxEntries * kSizes> cache{};
   auto& cached = cache[entry_index(kernel, entry) * kSizes +
                        static_cast<std::size_t>(options.cluster % kSizes)];
   if (device == 0) {
@@ -91,6 +96,11 @@ bool is_plain(const FamilyTraits& traits, const core::AttentionParams& call) noe
          call.out_element != core::Element::f32;
 }
 
+KernelEntry entry_for(const FamilyTraits& traits, const core::AttentionParams& call) noexcept {
+  if (is_plain(traits, call)) return KernelEntry::plain;
+  return call.bias != nullptr ? KernelEntry::bias : KernelEntry::general;
+}
+
 /// Packs the mask of a call.
 Status pack_mask(const core::AttentionParams& call, const core::PackedMask& packed,
                  Stream stream) noexcept {
@@ -113,7 +123,7 @@ Status launch_entry(const void* entry, void* params, const LaunchOptions& option
 }
 
 Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
-  static std::array<std::atomic<std::uint64_t>, 2 * 256> allowed{};  // bit d: done for device d
+  static std::array<std::atomic<std::uint64_t>, kMaxEntries> allowed{};  // bit d: done for device d
   auto& devices = allowed[entry_index(kernel, entry)];
   const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
   if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
@@ -130,7 +140,7 @@ Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int devi
 
 Status launch_attention(const Plan& plan, const core::AttentionParams& params, Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const void* entry = entry_of(kernel, is_plain(traits_of(kernel), params));
+  const void* entry = entry_of(kernel, entry_for(traits_of(kernel), params));
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);
@@ -150,6 +160,9 @@ Status launch_attention(const Plan& plan, const core::AttentionParams& params, S
     sm90::Params hopper;
     FLASHCORE_RETURN_IF_ERROR(make_sm90_params(plan, params, hopper));
     options.ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
+    if (params.bias != nullptr) {
+      options.smem_bytes += sm90_shape(kernel).staged_bias_bytes(kernel.smem_bytes);
+    }
     return launch_kernel(entry, hopper, options, stream);
   }
   if (plan.combine == CombineMode::cluster) {

@@ -92,7 +92,7 @@ Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& par
                        Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
   const bool plain = kernel.family == Family::sm90 ? params.fwd.fast_path : params.fast_path;
-  const void* entry = entry_of(kernel, plain);
+  const void* entry = entry_of(kernel, plain ? KernelEntry::plain : KernelEntry::general);
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);

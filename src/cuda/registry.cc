@@ -8,7 +8,7 @@
 namespace flashcore::cuda {
 
 // One function per compiled kernel. The generated instantiation files define them.
-#define FLASHCORE_COMPILED(name) const void* entry_##name(bool plain);
+#define FLASHCORE_COMPILED(name) const void* entry_##name(KernelEntry entry);
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
 
@@ -18,11 +18,11 @@ constexpr std::size_t kMaxKernels = 256;
 
 using Entries = std::array<const void*, kMaxKernels>;
 
-Entries entries([[maybe_unused]] bool plain) {
+Entries entries([[maybe_unused]] KernelEntry entry) {
   Entries table{};
   for (std::size_t i = 0; i < kernels().size(); ++i) {
 #define FLASHCORE_COMPILED(name) \
-  if (std::strcmp(kernels()[i].id, #name) == 0) table[i] = entry_##name(plain);
+  if (std::strcmp(kernels()[i].id, #name) == 0) table[i] = entry_##name(entry);
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
   }
@@ -31,9 +31,11 @@ Entries entries([[maybe_unused]] bool plain) {
 
 }  // namespace
 
-const void* entry_of(const KernelInfo& kernel, bool plain) noexcept {
-  static const Entries tables[] = {entries(false), entries(true)};
-  return tables[plain ? 1 : 0][static_cast<std::size_t>(&kernel - kernels().data())];
+const void* entry_of(const KernelInfo& kernel, KernelEntry entry) noexcept {
+  static const Entries tables[kKernelEntries] = {
+      entries(KernelEntry::plain), entries(KernelEntry::general), entries(KernelEntry::bias)};
+  return tables[static_cast<std::size_t>(entry)]
+               [static_cast<std::size_t>(&kernel - kernels().data())];
 }
 
 }  // namespace flashcore::cuda

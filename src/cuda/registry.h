@@ -3,6 +3,7 @@
 
 #include "core/combine.h"
 #include "core/quantize.h"
+#include "cuda/kernel_entry.h"
 
 namespace flashcore {
 struct KernelInfo;  // flashcore/plan.h: its standard headers would cost each .cu file a second
@@ -11,9 +12,8 @@ struct KernelInfo;  // flashcore/plan.h: its standard headers would cost each .c
 namespace flashcore::cuda {
 
 /// The entry point for cudaLaunchKernel; null if the kernel is not compiled. `kernel` is an element
-/// of kernels(). sm80 and sm90 kernels have one for plain calls (launch.cc: is_plain) and one for
-/// all others.
-const void* entry_of(const KernelInfo& kernel, bool plain) noexcept;
+/// of kernels(). launch.cc chooses the entry of a call.
+const void* entry_of(const KernelInfo& kernel, KernelEntry entry) noexcept;
 
 /// Combines partial results (common/combine.cu).
 const void* combine_entry() noexcept;

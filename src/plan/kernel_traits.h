@@ -111,7 +111,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .max_cc = 90,  // only sm_90a has wgmma and setmaxnreg
      .loads = Loads::tma,
      .math = Math::wgmma,
-     .features = kAllFeatures & ~(Features::bias | Features::any_stride | Features::num_splits),
+     .features = kAllFeatures & ~(Features::any_stride | Features::num_splits),
      .combine_modes = modes(CombineMode::none),
      .gqa_packing = GqaPacking::power_of_two,
      .pdl = true,
@@ -178,9 +178,11 @@ constexpr Features features_of_kernel(const FamilyTraits& traits,
   if (inputs == Inputs::native && uses_tensor_cores(traits)) {
     missing = Features::block_scales | Features::batch_invariant_scales;
   }
-  const bool takes_mask = kernel.op == Operation::fwd && sm90_shape(kernel).takes_mask();
-  if (traits.loads == Loads::tma && !takes_mask) {
-    missing = missing | Features::mask;
+  if (traits.loads == Loads::tma) {
+    const core::Sm90Traits shape = sm90_shape(kernel);
+    const bool fwd = kernel.op == Operation::fwd;
+    if (!fwd || !shape.takes_mask()) missing = missing | Features::mask;
+    if (!fwd || !shape.takes_bias()) missing = missing | Features::bias;
   }
   return traits.features & ~missing;
 }

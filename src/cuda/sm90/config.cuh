@@ -32,7 +32,10 @@ enum class Path {
   masked,          // and a boolean mask
   general,         // score modifications
   general_masked,  // and a boolean mask
+  biased,          // a bias that is staged in shared memory, and no other score modification
+  general_biased,  // a bias, a boolean mask and score modifications
 };
+constexpr bool is_biased(Path path) { return path == Path::biased || path == Path::general_biased; }
 constexpr bool is_fast(Path path) {
   return path == Path::plain || path == Path::fast || path == Path::masked;
 }
@@ -80,6 +83,7 @@ struct Config {
   static constexpr float kRescaleThresholdLog2 = kFp8 ? 0.f : 8.f;
   static constexpr bool kPackGqa = kShape.packs_gqa();
   static constexpr bool kTakesMask = kShape.takes_mask();
+  static constexpr bool kTakesBias = kShape.takes_bias();
   static constexpr bool kSpareRegisters = kShape.has_spare_registers();
   static constexpr bool kCapsExponents = kShape.caps_exponents();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
@@ -131,6 +135,10 @@ struct alignas(1024) SharedStorage : std::conditional_t<C::kFp8, Fp8Tiles<C>, Ti
     return barriers[kFirst + slot];
   }
 };
+
+template <typename C>
+inline constexpr int kStagedBiasBytes =
+    C::kTakesBias ? C::kShape.staged_bias_bytes(sizeof(SharedStorage<C>)) : 0;
 
 // A thread's accumulators of S [64, tile_k] and O [64, head_dim]. Register 4 n + 2 half + i is
 // column 8 n + 2 (lane % 4) + i of row lane / 4 + 8 half of the warp's 16 rows.

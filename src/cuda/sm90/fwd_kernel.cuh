@@ -25,6 +25,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/kernel_entry.h"
 #include "cuda/primitives/pdl.cuh"
 #include "cuda/sm90/mainloop.cuh"
 #include "cuda/sm90/mainloop_fp8.cuh"
@@ -57,6 +58,15 @@ __device__ __forceinline__ void consume(SharedStorage<C>& s, const Params& param
   }
 }
 
+/// The path of a call with a bias.
+template <typename C>
+__device__ __forceinline__ void consume_with_bias(SharedStorage<C>& s, const Params& params) {
+  if constexpr (kStagedBiasBytes<C> > 0) {
+    if (params.stages_bias) return consume<C, Path::biased>(s, params);
+  }
+  consume<C, Path::general_biased>(s, params);
+}
+
 /// The path of a call with options.
 template <typename C>
 __device__ __forceinline__ void consume_with_options(SharedStorage<C>& s, const Params& params) {
@@ -70,7 +80,7 @@ __device__ __forceinline__ void consume_with_options(SharedStorage<C>& s, const 
                                : consume<C, Path::general>(s, params);
 }
 
-template <typename C, bool kHasOptions>
+template <typename C, KernelEntry kEntry>
 __device__ __forceinline__ void run_cta(const Params& params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
@@ -79,7 +89,7 @@ __device__ __forceinline__ void run_cta(const Params& params) {
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kProducerRegisters>();
-    if (kHasOptions && params.call.pages.table != nullptr) {
+    if (kEntry != KernelEntry::plain && params.call.pages.table != nullptr) {
       if (threadIdx.x < 32) produce<C, true>(s, params);
     } else {
       if (threadIdx.x == 0) produce<C, false>(s, params);
@@ -98,10 +108,12 @@ __device__ __forceinline__ void run_cta(const Params& params) {
     }
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
-    if constexpr (kHasOptions) {
-      consume_with_options(s, params);
-    } else {
+    if constexpr (kEntry == KernelEntry::plain) {
       consume<C, Path::plain>(s, params);
+    } else if constexpr (kEntry == KernelEntry::bias) {
+      consume_with_bias(s, params);
+    } else {
+      consume_with_options(s, params);
     }
   }
 }
@@ -110,14 +122,28 @@ __device__ __forceinline__ void run_cta(const Params& params) {
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     fwd_kernel(const __grid_constant__ Params params) {
-  run_cta<C, false>(params);
+  run_cta<C, KernelEntry::plain>(params);
 }
 
 /// For calls with options: pages, masks, score modifications, f32 output.
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     fwd_kernel_general(const __grid_constant__ Params params) {
-  run_cta<C, true>(params);
+  run_cta<C, KernelEntry::general>(params);
+}
+
+/// For calls with a bias and any other options.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fwd_kernel_bias(const __grid_constant__ Params params) {
+  run_cta<C, KernelEntry::bias>(params);
+}
+
+/// The kernel for calls with a bias; null if C takes none.
+template <typename C>
+void (*bias_kernel())(Params) {
+  if constexpr (C::kTakesBias) return &fwd_kernel_bias<C>;
+  return nullptr;
 }
 
 }  // namespace flashcore::cuda::sm90

@@ -4,6 +4,7 @@
 
 #include "cuda/primitives/tma.cuh"
 #include "cuda/sm90/barriers.cuh"
+#include "cuda/sm90/bias.cuh"
 #include "cuda/sm90/boolean_mask.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/score.cuh"
@@ -97,6 +98,7 @@ struct ConsumerWarp : RoleWarp<C> {
 template <typename C, Path kPath>
 struct Consumer : ConsumerWarp<C> {
   static constexpr bool kFastPath = is_fast(kPath), kMasked = is_masked(kPath);
+  static constexpr bool kBiased = is_biased(kPath), kStagesBias = kPath == Path::biased;
   using Pipeline = typename C::Pipeline;
   using Iterator = typename ConsumerWarp<C>::Iterator;
   static constexpr bool kProbesVEarly = C::kSchedule.probe_v_early;
@@ -104,12 +106,14 @@ struct Consumer : ConsumerWarp<C> {
   std::uint32_t p_frag[C::kTileK / 16][4];
   const std::uint32_t* g_mask;  // the thread's first row of the packed mask
   std::uint32_t mask_bits[2];   // of its two rows, for the next step
+  std::conditional_t<kStagesBias, StagedBias<C>, NoBias<C>> bias;
 
   __device__ __forceinline__ Consumer(SharedStorage<C>& s, const Params& params)
       : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x, params.heads)),
         unit_log2(params.call.fault.is(InjectedFault::scale_ignored)
                       ? static_cast<float>(core::kLog2E)
-                      : params.call.softmax_scale_log2) {
+                      : params.call.softmax_scale_log2),
+        bias(s, this->t) {
     this->row_stats = init_row_stats();
   }
 
@@ -121,12 +125,25 @@ struct Consumer : ConsumerWarp<C> {
         load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile);
       }
     }
+    if constexpr (kStagesBias) {
+      const WorkTile& work = this->work(it.queue);
+      if (it.tile == work.first_tile) {
+        bias.begin(this->params, work, this->t);
+        bias.load(this->params, work, this->t, it.tile);
+      }
+    }
     return ConsumerWarp<C>::needs_mask(it);
   }
 
   __device__ __forceinline__ void softmax(const Iterator& it, bool needs_mask) {
     const Params& params = this->params;
     const core::Fault fault = params.call.fault;
+    if constexpr (kBiased) {
+      add_bias(it);
+      hide_keys(it, needs_mask);
+      online_softmax<C>(this->acc_s, this->row_stats, this->rescale, NaturalExponent{}, fault);
+      return;
+    }
     if constexpr (kFastPath) {
       hide_keys(it, needs_mask);
       online_softmax<C>(this->acc_s, this->row_stats, this->rescale, LinearExponent{unit_log2},
@@ -189,6 +206,7 @@ struct Consumer : ConsumerWarp<C> {
   __device__ __forceinline__ void stash_row_stats(TileQueueState queue) {
     const Params& params = this->params;
     sm90::stash_row_stats<C>(this->s, this->row_stats, this->t, [&](float max, int half) {
+      if constexpr (kBiased) return max;
       if constexpr (kFastPath) return max * params.score_scale;
       const bool shifted = half == 1 && shares_alibi_columns<C>(params);
       const float shift =
@@ -212,6 +230,21 @@ struct Consumer : ConsumerWarp<C> {
 
  private:
   static constexpr bool kBitsAhead = kFastPath && C::kConsumers < 3;  // the others would spill
+
+  /// Scale, bias and other modifications.
+  __device__ __forceinline__ void add_bias(const Iterator& it) {
+    const Params& params = this->params;
+    const WorkTile& work = this->work(it.queue);
+    if constexpr (kStagesBias) {
+      bias.add(this->acc_s, this->t, params.score_scale);
+      if (it.remaining > 1) bias.load(params, work, this->t, it.tile + 1);
+    } else {
+      apply_biased_mods<C>(this->acc_s, this->t, params, work, it.tile);
+      if (params.mask.words == nullptr) return;
+      load_mask_bits<C>(mask_bits, mask_row<C>(params.mask, work, this->t), params.mask, it.tile);
+      hide_masked_keys<C>(this->acc_s, mask_bits);
+    }
+  }
 
   /// Hides keys by position and by the boolean mask.
   __device__ __forceinline__ void hide_keys(const Iterator& it, bool needs_mask) {

@@ -21,6 +21,14 @@ void set_softcap(const core::AttentionParams& call, sm90::Params& params) {
   params.cap_polynomial = core::kCapPolynomial.scaled(cap, scale);
 }
 
+/// Params::stages_bias.
+bool stages_bias(const Plan& plan, const core::AttentionParams& call) noexcept {
+  const Layout& bias = plan.problem.bias;
+  return call.bias != nullptr && bias.dtype == plan.problem.dtype && bias.column == 1 &&
+         bias.alignment_bytes >= 16 && call.softcap == 0 && call.alibi_slopes == nullptr &&
+         !call.has_mask();
+}
+
 /// The order of (batch, head, tile); nothing if a gradient is not wanted.
 core::TileScheduler order_of(bool wanted, std::int32_t batch, std::int32_t heads,
                              std::int32_t group, std::int32_t tiles, std::int32_t last_tiles) {
@@ -76,6 +84,7 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.mask = core::packed_mask(call);
   params.score_scale = core::score_scale<float>(call);
   params.batch_invariant = plan.problem.options.reproducibility == Reproducibility::batch_invariant;
+  params.stages_bias = stages_bias(plan, call);
   set_softcap(call, params);
   const std::int64_t q_columns =
       call.fault.is(core::InjectedFault::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;

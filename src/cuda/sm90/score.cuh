@@ -9,8 +9,8 @@ namespace flashcore::cuda::sm90 {
 
 /// A row with its own scale (fp8 block scales). Modified scores are in units of log2: their
 /// exponent takes one subtraction. Constants are in f32, and the slope is in shared memory:
-/// converting f64, or reading global memory, would take longer than the arithmetic. The planner
-/// sends calls with a bias to other families; boolean_mask.cuh has the boolean mask.
+/// converting f64, or reading global memory, would take longer than the arithmetic. bias.cuh has
+/// the bias, boolean_mask.cuh the boolean mask.
 struct Log2ScoreRow : core::ScoreRow<float> {
   static constexpr float kLog2E = static_cast<float>(core::kLog2E);
   const Params& params;

@@ -16,6 +16,7 @@ struct PolynomialCapExponent {
   __device__ __forceinline__ float minus(float score, float base) const {
     return fmaf(score, polynomial.factor(score), -base);
   }
+  __device__ __forceinline__ float difference(float x, float y) const { return __fsub_rn(x, y); }
 };
 
 enum class CapTier { formula, polynomial, short_polynomial };

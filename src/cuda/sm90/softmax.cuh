@@ -100,8 +100,9 @@ __device__ __forceinline__ void int_row_max(float (&max)[2][C::kSchedule.max_cha
   }
 }
 
-/// Exponent of 2 of a score, for the softmax below: of(score), and minus(score, base), which is
-/// of(score) - base. This one takes a single FFMA: a unit of S counts for unit_log2.
+/// Exponent of 2 of a score, for the softmax below: of(score), up to a factor, difference() of two
+/// of them, and minus(score, base), which is the difference of of(score) and base. This one takes a
+/// single FFMA: a unit of S counts for unit_log2.
 struct LinearExponent {
   float unit_log2;
 
@@ -109,12 +110,14 @@ struct LinearExponent {
   __device__ __forceinline__ float minus(float score, float base) const {
     return fmaf(score, unit_log2, -base);
   }
+  __device__ __forceinline__ float difference(float x, float y) const { return __fsub_rn(x, y); }
 };
 
 /// Scores in units of log2, after score modifications.
 struct Log2Exponent {
   __device__ __forceinline__ float of(float score) const { return score; }
   __device__ __forceinline__ float minus(float score, float base) const { return score - base; }
+  __device__ __forceinline__ float difference(float x, float y) const { return __fsub_rn(x, y); }
 };
 
 /// max = max(row statistics, row of S) for the rows kFirst … kFirst + kRows - 1 of a thread.
@@ -156,10 +159,12 @@ __device__ __forceinline__ void exponentials(AccS<C>& acc_s, RowStats& row_stats
     core::SoftmaxState<float>& state = row_stats.of[half];
     float max = row_max[half];
     // Per row, so that a row's bits do not depend on its neighbours.
-    if (exponent.of(max) - exponent.of(state.max) <= C::kRescaleThresholdLog2) max = state.max;
+    if (exponent.difference(exponent.of(max), exponent.of(state.max)) <= C::kRescaleThresholdLog2) {
+      max = state.max;
+    }
     // of() is rounded before it is subtracted, so that a maximum that stays gives exactly 1.
     base[half] = exponent.of(core::softmax_base(max));
-    rescale[half] = fast_exp2(__fsub_rn(exponent.of(state.max), base[half]));
+    rescale[half] = fast_exp2(exponent.difference(exponent.of(state.max), base[half]));
     base[half] -= C::kPScaleLog2;
     if (fault.is(InjectedFault::rescale_forgotten)) rescale[half] = 1.f;
     state.max = max;

@@ -40,6 +40,9 @@ constexpr double kPageBox = 50;  // per TMA box of a page; the producer issues t
 // Softcap: a step with polynomials in the exponents, and one with the formula.
 constexpr double kPolynomialCap = 1.35;
 constexpr double kFormulaCap = 1.8;
+// A bias in a step: counted instructions, not times.
+constexpr double kStagedBias = 1.2;
+constexpr double kDirectBias = 2;
 constexpr double kMostlyPadding = 8;  // penalty factor: another family packs heads and splits keys
 constexpr std::int64_t kCountedTiles = 16;
 // In steps: the padding past a tile's last key, and the cost of masks if the edges of KV tiles and
@@ -123,6 +126,18 @@ double page_cycles(const KernelInfo& kernel, const Problem& problem) noexcept {
   return kPageBox * 2 * panels * (kernel.tile_k >> rows_log2);
 }
 
+/// The factor of a step with a bias (cuda/sm90/bias.cuh).
+double bias_factor(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const Layout& bias = problem.bias;
+  if (!bias.given()) return 1;
+  const bool aligned =
+      bias.dtype == problem.dtype && bias.column == 1 && bias.alignment_bytes >= 16;
+  const bool fits = sm90_shape(kernel).staged_bias_bytes(kernel.smem_bytes) > 0;
+  const bool modified = problem.options.softcap > 0 || problem.alibi_slopes.given() ||
+                        problem.mask.given() || problem.mask_blocks.given();
+  return aligned && fits && !modified ? kStagedBias : kDirectBias;
+}
+
 /// Cycles of the `tiles` tiles of a last partial wave, all of one length.
 double tail_cycles(const KernelInfo& kernel, const TileCycles& tile, std::int64_t tiles,
                    const Splits& splits, std::int64_t sms) noexcept {
@@ -168,6 +183,7 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   if (problem.options.softcap > 0) {
     tile.step *= sm90_shape(kernel).caps_exponents() ? kPolynomialCap : kFormulaCap;
   }
+  tile.step *= bias_factor(kernel, problem);
   tile.step = std::max(tile.step, page_cycles(kernel, problem));
   const std::int64_t tile_queries = divide(kernel.tile_q, heads_in_tile(kernel, problem));
   double steps = steps_of(kernel, problem, tile_queries, masked);

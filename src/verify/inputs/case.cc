@@ -12,8 +12,9 @@
 namespace flashcore::verify {
 namespace {
 
-// Streams of random numbers: pages, 8-bit types, kinds of sizes, masks.
-constexpr std::uint64_t kPages = 50, kStorage = 51, kSizes = 52, kTallMask = 53, kBlockMask = 54;
+// Streams of random numbers: pages, 8-bit types, kinds of sizes, masks, biases.
+constexpr std::uint64_t kPages = 50, kStorage = 51, kSizes = 52, kTallMask = 53, kBlockMask = 54,
+                        kAlignedBias = 55;
 
 std::int64_t random_dim(Random& random, std::int64_t most) {
   static constexpr std::int64_t kUsual[] = {1,   2,   3,   4,   8,   16,  32,  40,
@@ -98,6 +99,20 @@ void draw_block_mask(Random random, CaseSpec& s) {
   s.mask = random_score_tensor(random);
   s.mask_block_q = random.pick(kQueries);
   s.mask_block_k = random.pick(kKeys);
+}
+
+/// A bias that sm90 kernels copy to shared memory: 16 bits, aligned rows, and no other option that
+/// changes scores. Few of the biases of draw_options() are like that.
+void draw_aligned_bias(Random random, const KernelInfo& kernel, CaseSpec& s) {
+  const bool copies =
+      traits_of(kernel).loads == Loads::tma && any(kernel.features & Features::bias);
+  if (!copies || !random.chance(0.15)) return;
+  s.bias = random_score_tensor(random);
+  s.bias_f32 = false;
+  s.mask = {};
+  s.alibi = 0;
+  s.options.softcap = 0;
+  if (s.page_size == 0) s.kv_len = (s.kv_len + 7) / 8 * 8;
 }
 
 /// 8-bit K and V, sometimes 8-bit Q.
@@ -203,6 +218,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   draw_pages(Random(s.seed, kPages), s);
   draw_storage(Random(s.seed, kStorage), kernel, s);
   draw_block_mask(Random(s.seed, kBlockMask), s);
+  draw_aligned_bias(Random(s.seed, kAlignedBias), kernel, s);
   if (kind != SizeKind::boundary) drop_large_score_tensors(s);
 
   static constexpr double kSigmas[] = {0.01, 1.0, 1.0, 10.0};

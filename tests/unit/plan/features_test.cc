@@ -49,7 +49,7 @@ TEST(Features, ExplainListsExactlyTheMissingOnes) {
   problem.bias = problem.q;
   problem.options.num_splits = 2;
   problem.options.softcap = 5;
-  const KernelInfo& kernel = *find_kernel("fwd_sm90_bf16_d128_k128");
+  const KernelInfo& kernel = *find_kernel("fwd_sm90_bf16_d128_k160");
   EXPECT_EQ(missing_features(kernel, problem), Features::bias | Features::num_splits);
   EXPECT_EQ(to_message(supports(kernel, problem, device), kernel, problem, device),
             "lacks bias, num_splits");

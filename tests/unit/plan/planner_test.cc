@@ -258,7 +258,6 @@ TEST(Planner, Sm80RunsProblemsThatSm90Rejects) {
       EXPECT_NE(explain(*plan).find(to_message(why, kernel, problem, device)), std::string::npos);
     }
   };
-  expect_reject("bias", Reject::missing_feature, [](Problem& p) { p.bias = p.q; });
   expect_reject("splits", Reject::missing_feature, [](Problem& p) { p.options.num_splits = 2; });
   expect_reject("strided columns", Reject::strides, [](Problem& p) { p.q.column = 2; });
   expect_reject("misaligned", Reject::strides, [](Problem& p) { p.k.alignment_bytes = 8; });
@@ -338,8 +337,23 @@ TEST(Planner, BatchInvariantPlansTakeTheFirstFamilyThatSupportsThem) {
     EXPECT_STREQ(make_plan(problem, device)->kernel->family_name(), "sm90") << q_len;
     Problem biased = problem;
     biased.bias = problem.q;
-    EXPECT_STREQ(make_plan(biased, device)->kernel->family_name(), "sm80") << q_len;
+    EXPECT_STREQ(make_plan(biased, device)->kernel->family_name(), "sm90") << q_len;
   }
+}
+
+TEST(Planner, BiasesTakeHopperKernelsWithSpareRegisters) {
+  const DeviceInfo device = *named_device("h200");
+  const auto kernel_for = [&](DType dtype, std::int64_t head_dim) {
+    Problem problem = *dense_problem(dtype, 4, 32, 8, 4096, 4096, head_dim, head_dim,
+                                     {.causal = true}, device.device);
+    problem.bias = problem.q;
+    return std::string(make_plan(problem, device)->kernel->id);
+  };
+  EXPECT_EQ(kernel_for(DType::bf16, 64), "fwd_sm90_bf16_d64_q128");
+  EXPECT_EQ(kernel_for(DType::f16, 96), "fwd_sm90_f16_d128_k128");
+  EXPECT_EQ(kernel_for(DType::bf16, 128), "fwd_sm90_bf16_d128_k128");
+  EXPECT_EQ(kernel_for(DType::bf16, 192), "fwd_sm90_bf16_d192_q128");
+  EXPECT_EQ(kernel_for(DType::f16, 256), "fwd_sm90_f16_d256_k64");
 }
 
 // kernels_of() relies on this order.

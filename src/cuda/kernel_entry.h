@@ -1,0 +1,16 @@
+// The entry points of a kernel.
+#pragma once
+
+namespace flashcore::cuda {
+
+/// What an entry point is compiled for. A kernel with fewer options is faster, so plain calls, and
+/// calls with an option that needs many registers, have kernels of their own. A family may have one
+/// kernel for several of them.
+enum class KernelEntry {
+  plain,    // no options beyond those of the family's fast path
+  general,  // all options that the family takes, but a bias in sm90
+  bias,     // a bias and all other options
+};
+inline constexpr int kKernelEntries = 3;
+
+}  // namespace flashcore::cuda
