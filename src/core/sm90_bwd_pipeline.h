@@ -43,8 +43,9 @@ enum class Sm90BwdBarrier : int {
 inline constexpr int kSm90BwdBarriers = 22;
 
 /// Barrier                completed by                               waited on by
-/// a1, a2, q, dout, k,    producer, with the bytes of its TMA loads  consumers; A also the inspector,
-/// v_full                                                            B1 and B2 the tail warp
+/// a1, a2, q, dout, k,    producer, with the bytes of its TMA loads  consumers; A also the
+/// inspector, v_full                                                            B1 and B2 the tail
+/// warp
 /// ..._empty              every consumer warp; of A also the         producer; empty of B1 also
 ///                        inspector                                  the tail warp
 /// ..._ready              tail warp                                  consumers

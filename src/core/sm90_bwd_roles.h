@@ -129,8 +129,8 @@ FLASHCORE_ROLE void inspect_bwd_tiles(Warp& warp, BwdQueueState& queue, BwdTileS
   }
 }
 
-/// Looks for elements that are not finite. Every row of K, V, Q and dO that a step reads is a row of
-/// A in one work tile, so that inspecting A is enough.
+/// Looks for elements that are not finite. Every row of K, V, Q and dO that a step reads is a row
+/// of A in one work tile, so that inspecting A is enough.
 template <typename Warp, typename... Steps>
 FLASHCORE_ROLE void inspect_bwd(Warp& warp, BwdPhases<Steps...>) {
   BwdQueueState queue;

@@ -20,10 +20,10 @@ inline constexpr int kBwdConsumers = 2;   // warpgroups
 
 /// Rows of B of a step. S and dP of a step and the sums of a work tile fill the registers.
 struct BwdStepRows {
-  int head_dim;                         // up to
-  int queries, keys;                    // of a tile of keys, of a dq tile
-  int queries_options, keys_options;    // score modifications need registers
-  int box_rows;                         // of a TMA load, without options
+  int head_dim;                       // up to
+  int queries, keys;                  // of a tile of keys, of a dq tile
+  int queries_options, keys_options;  // score modifications need registers
+  int box_rows;                       // of a TMA load, without options
 };
 inline constexpr BwdStepRows kBwdStepRows[] = {
     {64, 128, 128, 64, 64, 64},

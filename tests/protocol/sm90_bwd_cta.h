@@ -88,11 +88,10 @@ struct BwdModelCta {
   std::vector<Slot*> cells(int which, typename Steps::State b) {
     constexpr auto kKind = Steps::kOutput;
     const auto b1 = static_cast<int>(b.stage()), b2 = static_cast<int>(Steps::b2(b).stage());
-    return which == 0
-               ? range(kShape.ring_begin(kKind) + b1 * kShape.b1_stride(kKind),
-                       kShape.b1_bytes(kKind))
-               : range(kShape.b2_begin(kKind) + b2 * kShape.b2_stride(kKind),
-                       kShape.b2_bytes(kKind));
+    return which == 0 ? range(kShape.ring_begin(kKind) + b1 * kShape.b1_stride(kKind),
+                              kShape.b1_bytes(kKind))
+                      : range(kShape.b2_begin(kKind) + b2 * kShape.b2_stride(kKind),
+                              kShape.b2_bytes(kKind));
   }
   /// The cells of A1 or A2.
   std::vector<Slot*> a_cells(int which) {
@@ -190,8 +189,8 @@ struct BwdModelProducer : BwdModelWarp<kShape> {
   }
   template <typename Steps>
   void load_b1(BwdQueueState queue, typename Steps::State b, const BwdStep& step) {
-    this->cta.copy(this->cta.template cells<Steps>(0, b), this->tag(queue, step, 0),
-                   Steps::kB1Full, b.stage());
+    this->cta.copy(this->cta.template cells<Steps>(0, b), this->tag(queue, step, 0), Steps::kB1Full,
+                   b.stage());
   }
   template <typename Steps>
   void load_b2(BwdQueueState queue, typename Steps::B2State b, const BwdStep& step) {
@@ -390,9 +389,8 @@ void run_bwd_model(BwdLaunch& launch, BwdFault fault, std::uint64_t seed) {
       core::inspect_bwd(warp, core::BwdPhasesOf<kShape>{});
     });
     for (int w = 0; w < kWarps; ++w) {
-      fibers.add(name + "consumer " + std::to_string(w), [&cta, w] {
-        consume_bwd_model(cta, w, core::BwdPhasesOf<kShape>{});
-      });
+      fibers.add(name + "consumer " + std::to_string(w),
+                 [&cta, w] { consume_bwd_model(cta, w, core::BwdPhasesOf<kShape>{}); });
     }
   }
   fibers.run();

@@ -1,17 +1,65 @@
 // Combines partial results: out = Σ weight_i O_i, LSE = log Σ exp(LSE_i) (core/combine.h).
 //
 //   grid   one warp per row of (batch, head, query); warps loop if the grid is smaller
-//   lanes  columns of V with a stride of 32
+//   lanes  four columns of V each
 #include <cuda_runtime.h>
 
 #include "core/assert.h"
 #include "core/combine.h"
-#include "core/element.h"
 #include "core/row_offset.h"
+#include "cuda/primitives/convert.cuh"
 #include "cuda/registry.h"
 
 namespace flashcore::cuda {
 namespace {
+
+__device__ __forceinline__ bool is_aligned(const void* g_data, std::int64_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(g_data) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+/// sum += weight times up to four columns of a partial row.
+__device__ __forceinline__ void add_weighted(float (&sum)[4], float weight, const float* g_row,
+                                             std::int64_t stride, int column, int columns) {
+  if (stride == 1 && column + 4 <= columns && is_aligned(g_row + column, 16)) {
+    const float4 x = *reinterpret_cast<const float4*>(g_row + column);
+    sum[0] = fmaf(weight, x.x, sum[0]);
+    sum[1] = fmaf(weight, x.y, sum[1]);
+    sum[2] = fmaf(weight, x.z, sum[2]);
+    sum[3] = fmaf(weight, x.w, sum[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < columns) sum[i] = fmaf(weight, g_row[(column + i) * stride], sum[i]);
+  }
+}
+
+template <typename Params>
+__device__ __forceinline__ void combine_row(const Params& p, std::int64_t b, std::int64_t h,
+                                            std::int64_t row, int lane) {
+  const core::SoftmaxState<float> state = core::combine_state<float>(p, b, h, row);
+  core::assert_combined(p, state, b, h, row);
+  const std::int64_t base = core::row_offset(p.out_strides, b, h, row);
+  const std::int64_t size = p.out_element == core::Element::f32 ? 4 : 2;
+  const char* const g_out_row = static_cast<const char*>(p.out) + base * size;
+  for (int c = 4 * lane; c < p.v_dim; c += 4 * 32) {
+    float sum[4] = {};
+    for (int part = 0; part < p.parts; ++part) {
+      if (core::partial_is_empty<float>(p, part, b, h, row)) continue;
+      const float weight = core::combine_weight(p, state, part, b, h, row);
+      std::int64_t stride;
+      const float* g_row = core::partial_out_row<float>(p, part, b, h, row, stride);
+      add_weighted(sum, weight, g_row, stride, c, p.v_dim);
+    }
+    const bool whole = p.out_strides.column == 1 && c + 4 <= p.v_dim;
+    store_columns(p.out, p.out_element, base, p.out_strides.column, c, p.v_dim, sum,
+                  whole && is_aligned(g_out_row + c * size, 4 * size));
+  }
+  if (lane == 0 && p.lse != nullptr) {
+    static_cast<float*>(p.lse)[core::row_offset(p.lse_strides, b, h, row)] =
+        core::log_sum_exp(state);
+  }
+}
 
 template <typename Params>
 __device__ __forceinline__ void combine_rows(const Params& p) {
@@ -21,28 +69,9 @@ __device__ __forceinline__ void combine_rows(const Params& p) {
   for (std::int64_t r =
            static_cast<std::int64_t>(blockIdx.x) * kCombineRowsPerCta + threadIdx.x / 32;
        r < rows; r += step) {
-    const std::int64_t row = r % p.rows;
-    const std::int64_t h = r / p.rows % p.q_heads;
-    const std::int64_t b = r / p.rows / p.q_heads;
-    if (core::combine_skips_row(p, row)) continue;
-    const core::SoftmaxState<float> state = core::combine_state<float>(p, b, h, row);
-    core::assert_combined(p, state, b, h, row);
-    const std::int64_t base = core::row_offset(p.out_strides, b, h, row);
-    for (int c = lane; c < p.v_dim; c += 32) {
-      float sum = 0.f;
-      for (int part = 0; part < p.parts; ++part) {
-        if (core::partial_is_empty<float>(p, part, b, h, row)) continue;
-        const float weight = core::combine_weight(p, state, part, b, h, row);
-        std::int64_t stride;
-        const float* g_out = core::partial_out_row<float>(p, part, b, h, row, stride);
-        sum = fmaf(weight, g_out[c * stride], sum);
-      }
-      core::store_element(p.out, p.out_element, base + c * p.out_strides.column, sum);
-    }
-    if (lane == 0 && p.lse != nullptr) {
-      static_cast<float*>(p.lse)[core::row_offset(p.lse_strides, b, h, row)] =
-          core::log_sum_exp(state);
-    }
+    const std::int64_t head = r / p.rows, row = r - head * p.rows;
+    const std::int64_t b = head / p.q_heads, h = head - b * p.q_heads;
+    if (!core::combine_skips_row(p, row)) combine_row(p, b, h, row, lane);
   }
 }
 

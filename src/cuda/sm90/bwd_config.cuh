@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <type_traits>
-#include <utility>
 
 #include "core/seq_info.h"
 #include "core/sm90_bwd_roles.h"
@@ -27,11 +26,11 @@ template <typename Element_, int kHeadDim_, int kVDim_, int kTileQ_, int kTileK_
           int kWarpRows, int kThreads_, bool kOptions_ = false>
 struct BwdConfig {
   using Element = Element_;
-  using WithOptions = BwdConfig<Element, kHeadDim_, kVDim_, kTileQ_, kTileK_, kStages_, kWarpRows,
-                                kThreads_, true>;
+  using WithOptions =
+      BwdConfig<Element, kHeadDim_, kVDim_, kTileQ_, kTileK_, kStages_, kWarpRows, kThreads_, true>;
   static constexpr bool kOptions = kOptions_;
   static constexpr core::Sm90BwdTraits kShape{kHeadDim_, kVDim_, kStages_, kOptions};
-  static constexpr core::Sm90BwdTraits kPlainShape{kHeadDim_, kVDim_, kStages_};
+  static constexpr core::Sm90BwdTraits kFastShape{kHeadDim_, kVDim_, kStages_};
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kVDim = kVDim_;
   static constexpr int kThreads = kThreads_;
@@ -82,8 +81,8 @@ constexpr int bwd_rows_bytes() {
   constexpr auto bytes = [](const core::Sm90BwdTraits& shape) {
     return shape.query_stages() * shape.query_step() * static_cast<int>(sizeof(BwdRows<1>));
   };
-  constexpr int kPlain = bytes(C::kPlainShape), kWithOptions = bytes(C::WithOptions::kShape);
-  return kPlain > kWithOptions ? kPlain : kWithOptions;
+  constexpr int kFast = bytes(C::kFastShape), kWithOptions = bytes(C::WithOptions::kShape);
+  return kFast > kWithOptions ? kFast : kWithOptions;
 }
 
 template <typename C>
@@ -132,11 +131,15 @@ __device__ __forceinline__ void init_bwd_barrier(BwdStorage<C>& s) {
   }
 }
 
-template <typename C, int... kBarriers>
-__device__ __forceinline__ void init_bwd_barriers(BwdStorage<C>& s,
-                                                  std::integer_sequence<int, kBarriers...>) {
-  (init_bwd_barrier<C, static_cast<Sm90BwdBarrier>(kBarriers)>(s), ...);
-  fence_barrier_init();
+/// Initialises the barriers from kFirst on.
+template <typename C, int kFirst = 0>
+__device__ __forceinline__ void init_bwd_barriers(BwdStorage<C>& s) {
+  if constexpr (kFirst < core::kSm90BwdBarriers) {
+    init_bwd_barrier<C, static_cast<Sm90BwdBarrier>(kFirst)>(s);
+    init_bwd_barriers<C, kFirst + 1>(s);
+  } else {
+    fence_barrier_init();
+  }
 }
 
 /// Base of the warps of all roles.

@@ -1,5 +1,5 @@
-// The inspector warp of gradients: looks for elements of A that are not finite, and marks their head
-// for simt/repair.cu. core::inspect_bwd has its order.
+// The inspector warp of gradients: looks for elements of A that are not finite, and marks their
+// head for simt/repair.cu. core::inspect_bwd has its order.
 #pragma once
 
 #include <type_traits>
@@ -30,7 +30,8 @@ struct BwdInspector : BwdRoleLanes<C> {
   template <typename Tile>
   __device__ __forceinline__ void inspect(const unsigned char* s_tile, BwdQueueState queue) const {
     const BwdWorkTile& work = this->work(queue);
-    const int bytes = work.rows * core::kPanelRowBytes;  // of a panel; later rows are not the head's
+    const int bytes =
+        work.rows * core::kPanelRowBytes;  // of a panel; later rows are not the head's
     std::uint32_t bad = 0;
 #pragma unroll 1
     for (int panel = 0; panel < Tile::kPanels; ++panel) {

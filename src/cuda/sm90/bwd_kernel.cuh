@@ -79,9 +79,7 @@ template <typename C>
 __device__ __forceinline__ void run_bwd_cta(const BwdParams& params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   BwdStorage<C>& s = *reinterpret_cast<BwdStorage<C>*>(s_bytes);
-  if (threadIdx.x == 0) {
-    init_bwd_barriers(s, std::make_integer_sequence<int, core::kSm90BwdBarriers>{});
-  }
+  if (threadIdx.x == 0) init_bwd_barriers(s);
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kShape.producer_registers()>();

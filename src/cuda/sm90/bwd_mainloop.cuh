@@ -175,8 +175,8 @@ struct KeysConsumer : BwdConsumerWarp<C, Steps> {
   }
   /// dK += dZᵀ Q.
   __device__ __forceinline__ void issue_dx(State b, bool accumulate) {
-    issue_sum<C, Steps, typename Base::TileB1>(
-        acc_dk, dz_frag, this->s.template b1<Steps>(b.stage()), accumulate);
+    issue_sum<C, Steps, typename Base::TileB1>(acc_dk, dz_frag,
+                                               this->s.template b1<Steps>(b.stage()), accumulate);
   }
   __device__ __forceinline__ void store_tile(BwdQueueState queue) {
     if constexpr (Steps::kHasDx) fence_registers(acc_dk);
@@ -210,8 +210,7 @@ struct KeysConsumer : BwdConsumerWarp<C, Steps> {
       const BwdPair pair = this->with_score(
           score(this->acc_s[i], distance + static_cast<float>(column - 8 * half)), this->acc_s[i],
           Steps::kHasDx ? this->acc_dp[i] : 0.f, s_rows.base[first_column + column],
-          s_rows.delta[first_column + column],
-          this->s.scalars[b.stage()].ds_scale);
+          s_rows.delta[first_column + column], this->s.scalars[b.stage()].ds_scale);
       this->acc_s[i] = pair.p;
       this->acc_dp[i] = pair.dz;
     });
@@ -273,8 +272,8 @@ struct DqConsumer : BwdConsumerWarp<C, Steps> {
 
   /// dQ += dZ K.
   __device__ __forceinline__ void issue_dx(State b, bool accumulate) {
-    issue_sum<C, Steps, typename Base::TileB1>(
-        acc_dq, dz_frag, this->s.template b1<Steps>(b.stage()), accumulate);
+    issue_sum<C, Steps, typename Base::TileB1>(acc_dq, dz_frag,
+                                               this->s.template b1<Steps>(b.stage()), accumulate);
   }
   __device__ __forceinline__ void store_tile(BwdQueueState queue) {
     fence_registers(acc_dq);

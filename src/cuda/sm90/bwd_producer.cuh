@@ -244,7 +244,8 @@ struct BwdTailWarp : BwdRoleLanes<C> {
     using Tile2 = typename C::template TileB2<Steps>;
     const int rows = max(rows_left<Steps>(queue, step), 0);
     if constexpr (Steps::kHasDx && Steps::kHasDv) {  // B2 follows B1
-      zero_rows<Tile1, Tile1::kPanels + Tile2::kPanels>(this->s.template b1<Steps>(b.stage()), rows);
+      zero_rows<Tile1, Tile1::kPanels + Tile2::kPanels>(this->s.template b1<Steps>(b.stage()),
+                                                        rows);
     } else if constexpr (Steps::kHasDx) {
       zero_rows<Tile1, Tile1::kPanels>(this->s.template b1<Steps>(b.stage()), rows);
     } else {

@@ -7,8 +7,8 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// The base of a row in units of log2, which includes its factor. inf makes P 0: a factor of 0, or an
-/// lse below all scores that have a weight, whose -inf would make P of a hidden pair NaN.
+/// The base of a row in units of log2, which includes its factor. inf makes P 0: a factor of 0, or
+/// an lse below all scores that have a weight, whose -inf would make P of a hidden pair NaN.
 __device__ __forceinline__ float log2_base(const core::BackwardParams& p, std::int64_t at) {
   const float base = static_cast<const float*>(p.row_base)[at];
   const float factor = static_cast<const float*>(p.row_factor)[at];

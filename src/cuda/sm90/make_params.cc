@@ -119,15 +119,13 @@ Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams
   const bool dq = call.dq != nullptr, dv = shape.splits_dkdv() && call.dv != nullptr;
   const bool dkdv = call.dk != nullptr || (call.dv != nullptr && !dv);
   const bool dkdv_last = shape.splits_dkdv() ? !dv : !dq, dq_last = !shape.splits_dkdv();
-  params.dkdv_order = order_of(dkdv, f.batch, f.kv_heads, 1, call.k_tiles,
-                               dkdv_last ? last_tiles : 0);
+  params.dkdv_order =
+      order_of(dkdv, f.batch, f.kv_heads, 1, call.k_tiles, dkdv_last ? last_tiles : 0);
   params.dq_order = order_of(dq, f.batch, f.q_heads, std::max(call.group, 1), f.q_tiles,
                              dq_last || !(dkdv || dv) ? last_tiles : 0);
   params.dv_order = order_of(dv, f.batch, f.kv_heads, 1, call.k_tiles, last_tiles);
-  params.num_scheduled =
-      params.dkdv_order.tiles + params.dq_order.tiles + params.dv_order.tiles;
-  params.tile_counter =
-      call.nonfinite_heads + std::int64_t{f.batch} * f.kv_heads;  // BackwardPlan
+  params.num_scheduled = params.dkdv_order.tiles + params.dq_order.tiles + params.dv_order.tiles;
+  params.tile_counter = call.nonfinite_heads + std::int64_t{f.batch} * f.kv_heads;  // BackwardPlan
   params.q_tail_dirty = f.cu_seqlens_q != nullptr;
   params.k_tail_dirty = f.cu_seqlens_k != nullptr || f.used_k != nullptr;
   params.score_scale = core::score_scale<float>(f);

@@ -169,10 +169,10 @@ TEST_F(BackwardApi, TensorCoresComputeGradientsOf16Bits) {
   }
   const auto kernel_for = [&](std::int64_t head_dim, std::int64_t v_dim) {
     BackwardProblem wide;
-    wide.forward =
-        *dense_problem(DType::f16, 2, 8, 4, 64, 96, head_dim, v_dim, {}, h200.device);
+    wide.forward = *dense_problem(DType::f16, 2, 8, 4, 64, 96, head_dim, v_dim, {}, h200.device);
     wide.dout = wide.forward.out;
     wide.dq = wide.forward.q;
+    wide.dk = wide.forward.k;
     const Result<BackwardPlan> plan = make_backward_plan(wide, h200);
     return plan.ok() ? plan->kernel->id : "none";
   };
@@ -184,7 +184,8 @@ TEST_F(BackwardApi, TensorCoresComputeGradientsOf16Bits) {
   const Result<BackwardPlan> named = make_backward_plan(problem, h200);
   ASSERT_TRUE(named.ok()) << named.status().message();
   EXPECT_STREQ(named->kernel->id, "bwd_sm80_f16_d128");
-  EXPECT_EQ(named->workspace_bytes, named->dout_largest_offset + 256);  // 3 * 2 * 4 numbers, aligned
+  EXPECT_EQ(named->workspace_bytes,
+            named->dout_largest_offset + 256);  // 3 * 2 * 4 numbers, aligned
   problem.dout.dtype = DType::f32;
   const Status refused = make_backward_plan(problem, h200).status();
   EXPECT_NE(refused.message().find("takes dout in q's dtype only"), std::string::npos)
