@@ -47,6 +47,7 @@ if(FLASHCORE_ONLY_ARCHITECTURE)
 endif()
 # A family's folder and namespace have the family's name. The header fwd_kernel.cuh in the folder
 # defines fwd_kernel<Config>, bwd_kernel.cuh bwd_kernel<BwdConfig>; in simt, fwd.cuh and bwd.cuh.
+# fused_kernel.cuh defines fused_kernel<FusedConfig>, for ids that end with _fused.
 # Families with another kernel for calls that are not plain (cuda/kernel_entry.h).
 set(FLASHCORE_GENERAL_sm80_fwd fwd_kernel_general)
 set(FLASHCORE_GENERAL_sm90_fwd fwd_kernel_general)
@@ -120,16 +121,26 @@ if(FLASHCORE_HAS_CUDA)
     if(DEFINED FLASHCORE_BIAS_${family}_${op})
       set(bias "${family}::${FLASHCORE_BIAS_${family}_${op}}<Config_${id}>()")
     endif()
+    set(form ${op})
+    set(plain ${op}_kernel)
+    if(id MATCHES "_fused$")
+      set(form fused)
+      string(APPEND group _fused)
+      set(config FusedConfig)
+      set(plain fused_kernel)
+      set(general finish_dq)
+      set(bias "&${family}::finish_dq<Config_${id}>")
+    endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
-    set(group_op_${group} ${op})
+    set(group_form_${group} ${form})
     string(APPEND group_text_${group} "
 using Config_${id} = ${family}::${config}<${shape}>;
 static_assert(sizeof(${family}::${storage}<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}(KernelEntry entry) {
   return reinterpret_cast<const void*>(
-      entry == KernelEntry::plain  ? &${family}::${op}_kernel<Config_${id}>
+      entry == KernelEntry::plain  ? &${family}::${plain}<Config_${id}>
       : entry == KernelEntry::bias ? ${bias}
                                    : &${family}::${general}<Config_${id}>);
 }
@@ -169,9 +180,9 @@ if(FLASHCORE_HAS_CUDA)
   list(REMOVE_DUPLICATES groups)
   foreach(group IN LISTS groups)
     set(family ${group_family_${group}})
-    set(header ${group_op_${group}}_kernel)
+    set(header ${group_form_${group}}_kernel)
     if(family STREQUAL "simt")
-      set(header ${group_op_${group}})
+      set(header ${group_form_${group}})
     endif()
     set(source ${PROJECT_BINARY_DIR}/generated/${group}.cu)
     file(CONFIGURE OUTPUT ${source} CONTENT

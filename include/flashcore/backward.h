@@ -59,10 +59,11 @@ struct BackwardPlan {
   // Byte offsets into the workspace. The header comes first.
   std::size_t row_stats_offset = 0;     ///< [3, batch, q_heads, q_len]: base, factor and delta
   std::size_t dq_partials_offset = 0;   ///< [key_chunks, query tiles, head_dim, tile_q]
+  std::size_t dq_turns_offset = 0;      ///< [query tiles]: counters of additions to dq; 0: none
   std::size_t dout_largest_offset = 0;  ///< [3, batch, kv_heads]: bounds of dS; 0: not needed
   /// [batch, kv_heads], then a counter: heads with inputs that are not finite; 0: not needed
   std::size_t nonfinite_heads_offset = 0;
-  std::size_t scratch_offset = 0;       ///< CPU: tiles of each thread
+  std::size_t scratch_offset = 0;  ///< CPU: tiles of each thread
   std::size_t scratch_bytes_per_thread = 0;
   std::size_t workspace_bytes = kWorkspaceHeaderBytes;
 };

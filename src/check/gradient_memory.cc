@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plan/kernel_traits.h"
 #include "plan/planner.h"
 #include "verify/inputs/case_memory.h"
 #include "verify/inputs/random.h"
@@ -29,7 +30,8 @@ GradientMemory::GradientMemory(const CaseSpec& spec, const Tensors& t) {
     return tma ? (padded ? Rows::aligned_apart : Rows::aligned)
                : (padded ? Rows::apart : Rows::dense);
   };
-  const auto wanted = [&] { return random.chance(0.85); };
+  const bool all = kernel != nullptr && is_fused(*kernel);
+  const auto wanted = [&] { return random.chance(0.85) || all; };
   Gradients& g = gradients_;
   const DType dout = type(spec.dtype);
   const bool own_dout = kernel != nullptr && !takes_f32_dout(*kernel);

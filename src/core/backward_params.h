@@ -34,7 +34,7 @@ struct BackwardParams {
   // without keys has factor 0.
   void* row_base;  // [partial_rows()]
   void* row_factor;
-  void* row_delta;  // Σ dout·out - dlse
+  void* row_delta;          // Σ dout·out - dlse
   std::int32_t stats_rows;  // rows of a CTA that finds them
   // Rows with a larger |lse| find their maximum and sum again: the rounding of lse would show in P.
   // Not if lse covers more keys than the call has.
@@ -45,15 +45,17 @@ struct BackwardParams {
   /// |delta| (core/ds_unit.h); null: not wanted.
   std::uint32_t* dout_largest;
 
-  /// [batch, kv_heads]: 1 if an input or a row's statistic of the head is not finite, else 0. Hopper
-  /// kernels leave these heads to cuda/simt/repair.cu; null: not wanted.
+  /// [batch, kv_heads]: 1 if an input or a row's statistic of the head is not finite, else 0.
+  /// Hopper kernels leave these heads to cuda/simt/repair.cu; null: not wanted.
   std::uint32_t* nonfinite_heads;
 
   /// dq without scale, before the sum over the chunks: [k_chunks, query tiles, head_dim, tile_q].
+  /// Fused kernels: [query tiles, 64 * columns of the kernel] in fragment order.
   void* dq_partials;
   std::int32_t dbias_keys;   // keys of a dbias tile
   std::int32_t k_tiles;      // KV tiles of the longest sequence
-  std::int32_t k_chunks;     // ranges of KV tiles that are computed independently
+  /// Ranges of KV tiles that are computed independently. On GPUs 1 if the kernel is fused, else 0.
+  std::int32_t k_chunks;
   std::int32_t chunk_tiles;  // KV tiles of a chunk; the last one may have fewer
 };
 

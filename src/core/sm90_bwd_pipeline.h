@@ -39,8 +39,13 @@ enum class Sm90BwdBarrier : int {
   dv_dout_full,
   dv_dout_empty,
   dv_rows_ready,
+  // Of fused kernels only (core/sm90_fused_pipeline.h).
+  dz_full,
+  dz_empty,
+  dq_full,
+  dq_empty,
 };
-inline constexpr int kSm90BwdBarriers = 22;
+inline constexpr int kSm90BwdBarriers = 26;
 
 /// Barrier                completed by                               waited on by
 /// a1, a2, q, dout, k,    producer, with the bytes of its TMA loads  consumers; A also the
@@ -83,12 +88,17 @@ constexpr Sm90BarrierRow sm90_barrier(const Sm90BwdTraits& shape, Sm90BwdBarrier
     case Sm90BwdBarrier::dv_dout_full: return {"dv_dout_full", dv_dout, 1, false};
     case Sm90BwdBarrier::dv_dout_empty: return {"dv_dout_empty", dv_dout, kWarps, true};
     case Sm90BwdBarrier::dv_rows_ready: return {"dv_rows_ready", dv_q, 1, false};
+    case Sm90BwdBarrier::dz_full:
+    case Sm90BwdBarrier::dz_empty:
+    case Sm90BwdBarrier::dq_full:
+    case Sm90BwdBarrier::dq_empty: return {};
   }
   return {};
 }
 
 /// Index of a barrier's first slot among all mbarriers of the CTA.
-constexpr int first_mbarrier(const Sm90BwdTraits& shape, Sm90BwdBarrier barrier) {
+template <typename Shape>
+constexpr int first_mbarrier(const Shape& shape, Sm90BwdBarrier barrier) {
   int first = 0;
   for (int i = 0; i < static_cast<int>(barrier); ++i) {
     first += sm90_barrier(shape, static_cast<Sm90BwdBarrier>(i)).slots;

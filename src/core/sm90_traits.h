@@ -55,6 +55,7 @@ struct Sm90Traits {
   constexpr bool packs_gqa() const { return !is_fp8() && head_dim == 128 && tile_k == 160; }
   /// A lane's bits of a row of a packed mask fill one word (core/packed_mask.h).
   constexpr bool takes_mask() const { return !is_fp8() && tile_k <= 128; }
+  /// Three consumers have too few registers, and larger tiles too little memory for a bias.
   constexpr bool takes_bias() const { return takes_mask() && consumers() < 3; }
   /// Shared memory of a step's 16-bit bias beside the `used` bytes of the kernel; 0 if it does not
   /// fit (cuda/sm90/bias.cuh).

@@ -58,6 +58,17 @@ Status launch_before(const core::BackwardParams& params, Stream stream) noexcept
                    stream);
 }
 
+/// Computes heads with inputs that are not finite again.
+Status launch_repair(const BackwardPlan& plan, const core::BackwardParams& params,
+                     Stream stream) noexcept {
+  core::BackwardParams repair = params;
+  repair.fwd.q_tiles = static_cast<std::int32_t>(core::tiles_of(params.fwd.q_len, kRepairRows));
+  repair.fwd.tile_q = kRepairRows;
+  repair.k_tiles = static_cast<std::int32_t>(core::tiles_of(params.fwd.kv_len, kRepairRows));
+  return launch_kernel(repair_entry(), repair,
+                       {2 * plan.device.sm_count, kRepairThreads, kRepairBytes}, stream);
+}
+
 /// A Hopper kernel: its parameters have tensor maps and the counter of its work tiles.
 Status launch_sm90(const BackwardPlan& plan, const core::BackwardParams& params, const void* entry,
                    Stream stream) noexcept {
@@ -68,18 +79,39 @@ Status launch_sm90(const BackwardPlan& plan, const core::BackwardParams& params,
   const std::int32_t ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
   FLASHCORE_RETURN_IF_ERROR(
       launch_kernel(entry, hopper, {ctas, kernel.threads, kernel.smem_bytes}, stream));
-  core::BackwardParams repair = params;
-  repair.fwd.q_tiles = static_cast<std::int32_t>(core::tiles_of(params.fwd.q_len, kRepairRows));
-  repair.fwd.tile_q = kRepairRows;
-  repair.k_tiles = static_cast<std::int32_t>(core::tiles_of(params.fwd.kv_len, kRepairRows));
-  return launch_kernel(repair_entry(), repair,
-                       {2 * plan.device.sm_count, kRepairThreads, kRepairBytes}, stream);
+  return launch_repair(plan, params, stream);
+}
+
+/// A fused kernel, and the one that writes dq.
+Status launch_fused(const BackwardPlan& plan, const core::BackwardParams& params, const void* entry,
+                    Stream stream) noexcept {
+  const KernelInfo& kernel = *plan.kernel;
+  const core::AttentionParams& f = params.fwd;
+  sm90::FusedParams hopper;
+  FLASHCORE_RETURN_IF_ERROR(make_sm90_fused_params(plan, params, hopper));
+  if (hopper.num_scheduled > 0) {
+    const std::int64_t turns = core::partial_tiles(f.batch, f.q_heads, f.q_tiles, f.total_q,
+                                                   f.tile_q, f.cu_seqlens_q != nullptr);
+    FLASHCORE_CUDA(cudaMemsetAsync(hopper.turns, 0,
+                                   sizeof *hopper.turns * static_cast<std::size_t>(turns),
+                                   static_cast<cudaStream_t>(stream)));
+    const std::int32_t ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
+    FLASHCORE_RETURN_IF_ERROR(
+        launch_kernel(entry, hopper, {ctas, kernel.threads, kernel.smem_bytes}, stream));
+  }
+  const std::int64_t dq_tiles = std::int64_t{f.batch} * f.q_heads * f.q_tiles;
+  if (dq_tiles > 0) {
+    FLASHCORE_RETURN_IF_ERROR(launch_kernel(entry_of(kernel, KernelEntry::general), hopper,
+                                            {dq_tiles, kFinishDqThreads}, stream));
+  }
+  return launch_repair(plan, params, stream);
 }
 
 /// The kernel of dq, dk, dv and dbias.
 Status launch_main(const BackwardPlan& plan, const core::BackwardParams& params, const void* entry,
                    Stream stream) noexcept {
   const KernelInfo& kernel = *plan.kernel;
+  if (params.k_chunks > 0) return launch_fused(plan, params, entry, stream);
   if (kernel.family == Family::sm90) return launch_sm90(plan, params, entry, stream);
   const std::int64_t tiles = core::backward_grid(params).total();
   if (tiles == 0) return {};
@@ -91,7 +123,9 @@ Status launch_main(const BackwardPlan& plan, const core::BackwardParams& params,
 Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params,
                        Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const bool plain = kernel.family == Family::sm90 ? params.fwd.fast_path : params.fast_path;
+  const bool fused = params.k_chunks > 0;
+  const bool fast = kernel.family == Family::sm90 ? params.fwd.fast_path : params.fast_path;
+  const bool plain = fused || fast;
   const void* entry = entry_of(kernel, plain ? KernelEntry::plain : KernelEntry::general);
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",

@@ -50,6 +50,7 @@ const void* v_norms_entry() noexcept;
 /// Zeroes varlen gradients, because rows between the sequences belong to no work tile.
 const void* zero_rows_entry() noexcept;
 inline constexpr int kZeroRowsThreads = 256;
+inline constexpr int kFinishDqThreads = 128;
 /// dsinks, after the row statistics. One CTA per query head.
 const void* dsinks_entry() noexcept;
 inline constexpr int kDsinksThreads = 256;

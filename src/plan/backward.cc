@@ -67,7 +67,7 @@ Status find_backward_kernel(const BackwardProblem& problem, const DeviceInfo& de
 }
 
 /// A Hopper kernel reads dout by TMA and writes rows of its gradients in pieces of 8 bytes.
-Reject check_tma_gradients(const BackwardProblem& problem) noexcept {
+Reject check_tma_gradients(const KernelInfo& kernel, const BackwardProblem& problem) noexcept {
   const Problem& p = problem.forward;
   const std::int64_t rows = p.q_varlen ? p.total_q : p.q_len;
   if (!has_tensor_map(problem.dout, rows, p.q_heads, p.q_varlen ? 1 : p.batch)) {
@@ -82,7 +82,9 @@ Reject check_tma_gradients(const BackwardProblem& problem) noexcept {
   if (!all) return Reject::gradient_format;
   // It inspects K and V in tiles of dk and dv, Q and dout in tiles of dq.
   const bool both = problem.dq.given() && (problem.dk.given() || problem.dv.given());
-  return both ? Reject::none : Reject::gradient_subset;
+  if (!both) return Reject::gradient_subset;
+  const bool three = problem.dk.given() && problem.dv.given();
+  return is_fused(kernel) && !three ? Reject::some_gradients : Reject::none;
 }
 
 /// The reason why the planner prefers another kernel, which supports the problem too.
@@ -107,7 +109,8 @@ std::int64_t query_tiles(const BackwardPlan& plan) noexcept {
 
 /// Chooses the chunks. They do not depend on the number of threads. A batch-invariant call has one.
 void plan_chunks(BackwardPlan& plan) noexcept {
-  if (plan.kernel->device == DeviceType::cuda) return;  // its dq tiles read all keys
+  if (is_fused(*plan.kernel)) plan.key_chunks = 1;
+  if (plan.kernel->device == DeviceType::cuda) return;
   constexpr std::int64_t kWantedTasks = 32, kMostChunks = 8;
   const Problem& p = plan.problem.forward;
   const std::int64_t tiles = ceil_div(p.kv_len, plan.tile_k);
@@ -136,13 +139,18 @@ Status plan_backward_workspace(BackwardPlan& plan) noexcept {
   plan.dq_partials_offset =
       plan.row_stats_offset +
       kStats * aligned_bytes(static_cast<std::size_t>(query_rows(p)) * element);
+  const std::int64_t columns = is_fused(*plan.kernel) ? plan.kernel->head_dim : p.head_dim;
   const std::int64_t partial_rows =
       plan.problem.dq.given() ? plan.key_chunks * query_tiles(plan) * plan.tile_q : 0;
   plan.scratch_offset =
       plan.dq_partials_offset +
-      aligned_bytes(static_cast<std::size_t>(partial_rows * p.head_dim) * element);
+      aligned_bytes(static_cast<std::size_t>(partial_rows * columns) * element);
   if (plan.kernel->device == DeviceType::cuda) {
     plan.workspace_bytes = plan.scratch_offset;
+    if (is_fused(*plan.kernel)) {
+      plan.dq_turns_offset = plan.workspace_bytes;
+      plan.workspace_bytes += aligned_bytes(static_cast<std::size_t>(query_tiles(plan)) * 4);
+    }
     const auto heads = static_cast<std::size_t>(p.batch * p.kv_heads);
     if (plan.kernel->probability_dtype == DType::f16) {  // core::ds_unit()
       constexpr std::size_t kNorms = 3;
@@ -235,7 +243,7 @@ Reject supports_backward(const KernelInfo& kernel, const BackwardProblem& proble
   if (forward != Reject::none) return forward;
   const bool own_dout = problem.dout.dtype == problem.forward.dtype || !problem.dout.given();
   if (!own_dout && !takes_f32_dout(kernel)) return Reject::dout_format;
-  return takes_aligned_gradients(kernel) ? check_tma_gradients(problem) : Reject::none;
+  return takes_aligned_gradients(kernel) ? check_tma_gradients(kernel, problem) : Reject::none;
 }
 
 Result<BackwardPlan> make_backward_plan(const BackwardProblem& problem,
@@ -288,8 +296,11 @@ std::string explain(const BackwardPlan& plan) {
       plan.kernel->compiled ? "" : "; not part of this build");
   if (cuda) {
     add("tiles      dq: %d rows; dk and dv: %d keys\n", plan.tile_q, plan.tile_k);
-    add("workspace  %zu bytes (header %zu, row statistics %zu)\n", plan.workspace_bytes,
-        kWorkspaceHeaderBytes, plan.workspace_bytes - kWorkspaceHeaderBytes);
+    const std::size_t dq_sums = plan.scratch_offset - plan.dq_partials_offset;
+    add("workspace  %zu bytes (header %zu, row statistics %zu", plan.workspace_bytes,
+        kWorkspaceHeaderBytes, plan.workspace_bytes - kWorkspaceHeaderBytes - dq_sums);
+    if (is_fused(*plan.kernel)) add(", sums of dq %zu", dq_sums);
+    text += ")\n";
   } else {
     add("tiles      %d rows x %d keys, %d chunks of %d KV tiles\n", plan.tile_q, plan.tile_k,
         plan.key_chunks, plan.tiles_per_chunk);

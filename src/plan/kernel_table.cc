@@ -156,6 +156,14 @@ constexpr auto kGroups = [] {
 static_assert(std::size(kKernels) < 256);
 static_assert(
     [] {
+      for (const KernelInfo& kernel : kKernels) {
+        if (is_fused(kernel) != std::string_view(kernel.id).ends_with("_fused")) return false;
+      }
+      return true;
+    }(),
+    "cmake/cuda_kernels.cmake knows fused kernels by their ids");
+static_assert(
+    [] {
       std::size_t kernels = 0;
       for (const KernelGroup& group : kGroups) kernels += group.end - group.begin;
       return kernels == std::size(kKernels);

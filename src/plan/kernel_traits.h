@@ -7,6 +7,7 @@
 
 #include "core/score_mods.h"
 #include "core/sm80_traits.h"
+#include "core/sm90_fused_traits.h"
 #include "core/sm90_traits.h"
 #include "core/step_schedule.h"
 #include "flashcore/plan.h"
@@ -155,6 +156,12 @@ constexpr bool uses_tensor_cores(const FamilyTraits& traits) noexcept {
   return traits.math != Math::fma;
 }
 
+/// True for kernels that add dQ tiles in memory, key tile by key tile. Their ids end with _fused.
+constexpr bool is_fused(const KernelInfo& kernel) noexcept {
+  return kernel.op == Operation::bwd && traits_of(kernel).loads == Loads::tma &&
+         kernel.tile_q == core::kFusedStepRows && kernel.tile_k == core::kFusedTileRows;
+}
+
 /// Traits of an sm90 kernel without its pipeline depth.
 constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
   return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
@@ -184,6 +191,7 @@ constexpr Features features_of_kernel(const FamilyTraits& traits,
     if (!fwd || !shape.takes_mask()) missing = missing | Features::mask;
     if (!fwd || !shape.takes_bias()) missing = missing | Features::bias;
   }
+  if (is_fused(kernel)) missing = missing | Features::softcap | Features::alibi;
   return traits.features & ~missing;
 }
 

@@ -36,6 +36,7 @@ enum class Reject {
   dout_strides,     // TMA cannot read the rows of dout
   gradient_format,  // dq, dk or dv is f32, or has rows that 8-byte stores cannot write
   gradient_subset,  // dq, or both dk and dv, are not wanted
+  some_gradients,   // dq, dk or dv is not wanted
   slower_family,
   slower_isa,
   slower_tile,

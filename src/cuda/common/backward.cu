@@ -185,7 +185,8 @@ __device__ __forceinline__ void for_warp_rows(const BackwardParams& p, std::int3
   const AttentionParams& f = p.fwd;
   // In 32 bits: a division in 64 bits takes longer than a row.
   const auto row_blocks = static_cast<unsigned>((length + p.stats_rows - 1) / p.stats_rows);
-  const unsigned blocks = static_cast<unsigned>(f.batch) * static_cast<unsigned>(heads) * row_blocks;
+  const unsigned blocks =
+      static_cast<unsigned>(f.batch) * static_cast<unsigned>(heads) * row_blocks;
 #pragma unroll 1
   for (unsigned block = blockIdx.x; block < blocks; block += gridDim.x) {
     const unsigned head = block / row_blocks;
@@ -239,7 +240,8 @@ __device__ __forceinline__ RowStats row_stats_of(const BackwardParams& p, const 
   return stats;
 }
 
-/// Replaces base and factor of the warp's rows whose lse is too large: its rounding would show in P.
+/// Replaces base and factor of the warp's rows whose lse is too large: its rounding would show in
+/// P.
 __device__ __forceinline__ void replace_inexact(const BackwardParams& p, std::int32_t b,
                                                 std::int32_t h, std::int32_t first,
                                                 std::int64_t first_at, bool inexact, int lane) {
@@ -250,6 +252,26 @@ __device__ __forceinline__ void replace_inexact(const BackwardParams& p, std::in
     static_cast<float*>(p.row_base)[first_at + r] = exact.base;
     static_cast<float*>(p.row_factor)[first_at + r] = exact.factor;
   }
+}
+
+/// Marks the head if q or dout of a row is not finite, for rows whose statistics do not show it.
+__device__ __noinline__ void inspect_rows(const BackwardParams& p, const core::SeqInfo& seq,
+                                          std::int32_t b, std::int32_t h, std::int32_t first,
+                                          unsigned rows, int lane) {
+  const AttentionParams& f = p.fwd;
+  const StridedRows operands[] = {
+      strided_rows(f.q, f.q_element, f.q_strides, b, h, seq.q_row, f.head_dim),
+      strided_rows(p.dout, p.dout_element, p.dout_strides, b, h, seq.q_row, f.v_dim)};
+  bool finite = true;
+  for (; rows != 0; rows &= rows - 1) {
+    const std::int32_t row = first + __ffs(static_cast<int>(rows)) - 1;
+    for (const StridedRows& operand : operands) {
+      for (std::int32_t d = 4 * lane; d < operand.columns; d += 128) {
+        finite &= is_finite(load_four_columns(operand, row, d));
+      }
+    }
+  }
+  if (!finite) p.nonfinite_heads[b * f.kv_heads + h / p.group] = 1;
 }
 
 __global__ void __launch_bounds__(kRowStatsThreads, 5)
@@ -266,6 +288,11 @@ __global__ void __launch_bounds__(kRowStatsThreads, 5)
                     static_cast<float*>(p.row_base)[first_at + lane] = stats.base;
                     static_cast<float*>(p.row_factor)[first_at + lane] = stats.factor;
                     static_cast<float*>(p.row_delta)[first_at + lane] = stats.delta;
+                  }
+                  if (p.k_chunks > 0) {  // a fused kernel does not look at q and dout
+                    const bool unseen = own && (stats.factor == 0.f || f.sinks != nullptr);
+                    const unsigned rows = __ballot_sync(0xffffffffu, unseen);
+                    if (rows != 0) inspect_rows(p, seq, b, h, first, rows, lane);
                   }
                   const bool inexact = stats.base != core::negative_infinity<float>() &&
                                        !(fabsf(stats.base) <= p.largest_exact_lse);

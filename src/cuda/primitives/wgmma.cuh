@@ -120,6 +120,7 @@ struct E4m3 {};
 
 // kAccumulate = false: c = a b, and the old c need not stay in registers.
 //   ss             a and b in shared memory, both K-major: Q K^T
+//   ss_mn_major    a and b in shared memory, both MN-major: 16-bit dS K from dS^T
 //   rs_b_mn_major  a in registers, b in shared memory, MN-major: 16-bit P V
 //   rs_b_k_major   a in registers, b in shared memory, K-major: e4m3 P V
 #define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                        \
@@ -140,6 +141,19 @@ struct E4m3 {};
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "+f", "1", ", 0, 0", i0, i1);   \
       } else {                                                                                    \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "=f", "0", ", 0, 0", i0, i1);   \
+      }                                                                                           \
+    }                                                                                             \
+    template <typename T, bool kAccumulate>                                                       \
+    __device__ __forceinline__ static void ss_mn_major(float (&c)[n / 2], std::uint64_t a,        \
+                                                       std::uint64_t b) {                         \
+      if constexpr (std::is_same_v<T, __half> && kAccumulate) {                                   \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "+f", "1", ", 1, 1", i0, i1);     \
+      } else if constexpr (std::is_same_v<T, __half>) {                                           \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "=f", "0", ", 1, 1", i0, i1);     \
+      } else if constexpr (kAccumulate) {                                                         \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "+f", "1", ", 1, 1", i0, i1);   \
+      } else {                                                                                    \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "=f", "0", ", 1, 1", i0, i1);   \
       }                                                                                           \
     }                                                                                             \
     template <typename T>                                                                         \

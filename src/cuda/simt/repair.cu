@@ -1,6 +1,6 @@
-// Gradients of heads with inputs that are not finite. The Hopper kernel multiplies weights of 0 with
-// operands of hidden pairs, and 0 * NaN is NaN. So it marks such heads, and this kernel, launched
-// behind it, computes them again. Without any, it reads the marks and ends.
+// Gradients of heads with inputs that are not finite. The Hopper kernel multiplies weights of 0
+// with operands of hidden pairs, and 0 * NaN is NaN. So it marks such heads, and this kernel,
+// launched behind it, computes them again. Without any, it reads the marks and ends.
 #include "cuda/registry.h"
 #include "cuda/simt/bwd.cuh"
 

@@ -138,8 +138,8 @@ __device__ __forceinline__ void add_bias_row(AccS<C>& acc_s, int half, float sca
   struct alignas(2 * sizeof(T)) Pair {
     T x[2];
   };
-  const bool pairs =
-      stride == 1 && end > C::kTileK - 7 && reinterpret_cast<std::uintptr_t>(g_key) % sizeof(Pair) == 0;
+  const bool pairs = stride == 1 && end > C::kTileK - 7 &&
+                     reinterpret_cast<std::uintptr_t>(g_key) % sizeof(Pair) == 0;
 #pragma unroll
   for (int n = 0; n < C::kTileK / 8; ++n) {
     float* const scores = acc_s + 4 * n + 2 * half;

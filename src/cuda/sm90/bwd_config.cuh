@@ -29,6 +29,7 @@ struct BwdConfig {
   using WithOptions =
       BwdConfig<Element, kHeadDim_, kVDim_, kTileQ_, kTileK_, kStages_, kWarpRows, kThreads_, true>;
   static constexpr bool kOptions = kOptions_;
+  static constexpr bool kFused = false;
   static constexpr core::Sm90BwdTraits kShape{kHeadDim_, kVDim_, kStages_, kOptions};
   static constexpr core::Sm90BwdTraits kFastShape{kHeadDim_, kVDim_, kStages_};
   static constexpr int kHeadDim = kHeadDim_;
@@ -123,8 +124,8 @@ struct alignas(1024) BwdStorage {
 /// Initialises all slots of a barrier.
 template <typename C, Sm90BwdBarrier kBarrier>
 __device__ __forceinline__ void init_bwd_barrier(BwdStorage<C>& s) {
-  constexpr int kSlots = core::sm90_barrier(C::kShape, kBarrier).slots;
-  constexpr int kArrivals = core::sm90_barrier(C::kShape, kBarrier).arrivals;
+  constexpr int kSlots = sm90_barrier(C::kShape, kBarrier).slots;
+  constexpr int kArrivals = sm90_barrier(C::kShape, kBarrier).arrivals;
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) {
     init_barrier(s.template barrier<kBarrier>(slot), kArrivals);
@@ -152,7 +153,7 @@ struct BwdRoleWarp {
 
   template <Sm90BwdBarrier kBarrier, typename State>
   __device__ __forceinline__ void wait(const State& state) const {
-    constexpr bool kEmpty = core::sm90_barrier(C::kShape, kBarrier).empty;
+    constexpr bool kEmpty = sm90_barrier(C::kShape, kBarrier).empty;
     cuda::wait(s.template barrier<kBarrier>(state.stage()),
                core::parity_of_last(core::phases_before(kEmpty, state.round())));
   }

@@ -13,8 +13,8 @@ struct BwdParams {
   core::BackwardParams call;
   // No tiles: not wanted. Kernels that split dkdv have dk tiles in place of dkdv tiles.
   core::TileScheduler dkdv_order, dq_order;
-  std::int32_t num_scheduled;                // in the order of core::BwdPhasesOf
-  std::uint32_t* tile_counter;               // next tile of the dynamic scheduler; 0 before a call
+  std::int32_t num_scheduled;   // in the order of core::BwdPhasesOf
+  std::uint32_t* tile_counter;  // next tile of the dynamic scheduler; 0 before a call
   // Memory past a sequence's last row is not the end of the tensor.
   bool q_tail_dirty, k_tail_dirty;
   float score_scale, softcap;  // AttentionParams::score_scale and softcap

@@ -53,7 +53,7 @@ struct BwdSchedulerThread : BwdRoleThread<C> {
     this->work(queue).output = core::kBwdQueueEnd;
   }
 
- private:
+ protected:
   __device__ __forceinline__ void select_sequence(BwdWorkTile& s_work,
                                                   const core::TileCoord& coord) const {
     const AttentionParams& f = this->params.call.fwd;

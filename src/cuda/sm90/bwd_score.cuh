@@ -27,6 +27,8 @@ __device__ __forceinline__ BwdVisible visible_rows(const BwdWorkTile& work, cons
     const std::int32_t row = t.row(half);
     visible.begin[half] = work.edges.begin + row - origin;
     visible.end[half] = min(work.edges.end + row, work.edges.last) - origin;
+    // dZ of keys past the last one would reach dQ.
+    if (C::kFused && row >= work.rows) visible.end[half] = visible.begin[half];
   }
   return visible;
 }

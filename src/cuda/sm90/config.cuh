@@ -136,9 +136,11 @@ struct alignas(1024) SharedStorage : std::conditional_t<C::kFp8, Fp8Tiles<C>, Ti
   }
 };
 
+/// True if a staged bias fits behind the SharedStorage.
 template <typename C>
-inline constexpr int kStagedBiasBytes =
-    C::kTakesBias ? C::kShape.staged_bias_bytes(sizeof(SharedStorage<C>)) : 0;
+constexpr bool fits_staged_bias() {
+  return C::kTakesBias && C::kShape.staged_bias_bytes(sizeof(SharedStorage<C>)) > 0;
+}
 
 // A thread's accumulators of S [64, tile_k] and O [64, head_dim]. Register 4 n + 2 half + i is
 // column 8 n + 2 (lane % 4) + i of row lane / 4 + 8 half of the warp's 16 rows.

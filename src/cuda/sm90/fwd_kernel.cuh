@@ -61,7 +61,7 @@ __device__ __forceinline__ void consume(SharedStorage<C>& s, const Params& param
 /// The path of a call with a bias.
 template <typename C>
 __device__ __forceinline__ void consume_with_bias(SharedStorage<C>& s, const Params& params) {
-  if constexpr (kStagedBiasBytes<C> > 0) {
+  if constexpr (fits_staged_bias<C>()) {
     if (params.stages_bias) return consume<C, Path::biased>(s, params);
   }
   consume<C, Path::general_biased>(s, params);

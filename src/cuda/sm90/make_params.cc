@@ -115,7 +115,9 @@ Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams
   const bool causal = f.window_left >= 0 || f.window_right >= 0;
   // Tiles of several lengths: the shortest ones of the last heads come last.
   const std::int32_t last_tiles = causal ? 4 * plan.device.sm_count : 0;
-  const core::Sm90BwdTraits shape{plan.kernel->head_dim, plan.kernel->v_dim, 0, !f.fast_path};
+  const bool fused = call.k_chunks > 0;  // takes a scale that is not positive, too
+  const core::Sm90BwdTraits shape{plan.kernel->head_dim, plan.kernel->v_dim, 0,
+                                  !f.fast_path && !fused};
   const bool dq = call.dq != nullptr, dv = shape.splits_dkdv() && call.dv != nullptr;
   const bool dkdv = call.dk != nullptr || (call.dv != nullptr && !dv);
   const bool dkdv_last = shape.splits_dkdv() ? !dv : !dq, dq_last = !shape.splits_dkdv();
@@ -130,7 +132,18 @@ Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams
   params.k_tail_dirty = f.cu_seqlens_k != nullptr || f.used_k != nullptr;
   params.score_scale = core::score_scale<float>(f);
   params.softcap = static_cast<float>(f.softcap);
-  return make_maps(plan.problem.forward, call, shape.box_rows(), params);
+  return make_maps(plan.problem.forward, call, fused ? core::kFusedStepRows : shape.box_rows(),
+                   params);
+}
+
+Status make_sm90_fused_params(const BackwardPlan& plan, const core::BackwardParams& call,
+                              sm90::FusedParams& params) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(make_sm90_bwd_params(plan, call, params));
+  params.order = core::make_fused_order(call.fwd.batch, call.fwd.kv_heads, call.k_tiles);
+  params.num_scheduled = params.order.tiles;
+  params.turns = reinterpret_cast<std::uint32_t*>(static_cast<char*>(call.dq_partials) +
+                                                  (plan.dq_turns_offset - plan.dq_partials_offset));
+  return {};
 }
 
 }  // namespace flashcore::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/bwd_params.h"
+#include "cuda/sm90/fused_params.h"
 #include "cuda/sm90/params.h"
 #include "flashcore/backward.h"
 #include "flashcore/plan.h"
@@ -16,5 +17,9 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
 /// The same for gradients.
 Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams& call,
                             sm90::BwdParams& params) noexcept;
+
+/// The same for gradients in the fused form.
+Status make_sm90_fused_params(const BackwardPlan& plan, const core::BackwardParams& call,
+                              sm90::FusedParams& params) noexcept;
 
 }  // namespace flashcore::cuda

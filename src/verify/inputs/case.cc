@@ -167,6 +167,8 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
   const auto lacks = [&](Features feature) { return !any(kernel.features & feature); };
   if (uses_tensor_cores(traits_of(kernel)) && s.options.softcap > core::kLargestShortCap)
     s.options.softcap = 50;
+  if (lacks(Features::softcap)) s.options.softcap = 0;
+  if (lacks(Features::alibi)) s.alibi = 0;
   if (needs_8_bits(kernel) && s.k_storage == DType::none) {
     s.k_storage = s.v_storage = DType::e4m3;
     s.k_scale = s.v_scale = ScaleKind::per_head;

@@ -57,7 +57,10 @@ Warp::Result Warp::run(int budget) {
       if (!pick()) break;
     }
   }
-  if (active_ != 0) park(pc_, active_, false);
+  if (active_ != 0) {  // the budget is spent; this group can go on, even if another was blocked
+    park(pc_, active_, false);
+    progressed = true;
+  }
   active_ = 0;
   if (done()) return Result::done;
   return progressed ? Result::progressed : Result::blocked;

@@ -271,6 +271,53 @@ __global__ void __launch_bounds__(kGroupThreads)
   store_accumulators(c, g_alone);
 }
 
+template <int kColumns>
+struct alignas(core::kSwizzleBytes) MnMajorOperands {
+  using A = core::PanelTile<kMnMajorDepth, 64>;  // transposed
+  using B = core::PanelTile<kMnMajorDepth, kColumns>;
+  unsigned char a[A::kBytes];
+  unsigned char b[B::kBytes];
+};
+
+/// c = c + a b or, without kAccumulate, c = a b.
+template <typename T, bool kAccumulate, int kColumns>
+__device__ void gemm_ss_mn_major(float (&c)[kColumns / 2], const MnMajorOperands<kColumns>& s) {
+  using Operands = MnMajorOperands<kColumns>;
+  using Product = cuda::Wgmma<kColumns>;
+  const std::uint64_t a =
+      core::matrix_descriptor(cuda::shared_address(s.a), Operands::A::kPanelBytes);
+  const std::uint64_t b =
+      core::matrix_descriptor(cuda::shared_address(s.b), Operands::B::kPanelBytes);
+  cuda::wgmma_fence();
+  Product::template ss_mn_major<T, kAccumulate>(c, a, b);
+#pragma unroll
+  for (int step = 1; step < kMnMajorDepth / 16; ++step) {
+    Product::template ss_mn_major<T, true>(c, core::advance(a, Operands::A::mn_offset(step)),
+                                           core::advance(b, Operands::B::mn_offset(step)));
+  }
+  cuda::wgmma_commit();
+  cuda::wgmma_wait<0>();
+  cuda::fence_registers(c);
+}
+
+/// g_a is [depth, 64].
+template <typename T, int kColumns>
+__global__ void __launch_bounds__(kGroupThreads)
+    wgmma_ss_mn_major(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c,
+                      float* g_added, float* g_alone) {
+  using Operands = MnMajorOperands<kColumns>;
+  auto& s = shared_storage<Operands>();
+  fill_tile<typename Operands::A>(s.a, g_a, kMnMajorDepth, 64);
+  fill_tile<typename Operands::B>(s.b, g_b, kMnMajorDepth, kColumns);
+  publish_tiles();
+  float c[kColumns / 2];
+  load_accumulators(c, g_c);
+  gemm_ss_mn_major<T, true, kColumns>(c, s);
+  store_accumulators(c, g_added);
+  gemm_ss_mn_major<T, false, kColumns>(c, s);
+  store_accumulators(c, g_alone);
+}
+
 template <typename Tile>
 struct alignas(core::kSwizzleBytes) OneOperand {
   unsigned char b[Tile::kBytes];
@@ -359,6 +406,20 @@ SsResult run_wgmma_ss(const WarpgroupGemm& call) {
         launch<BothOperands<kColumns, kDepth>>(wgmma_ss<T, kColumns, kDepth>, kGroupThreads,
                                                a.get(), b.get(), c.get(), added.get(), alone.get());
       });
+    });
+  });
+  return {added.host(), alone.host()};
+}
+
+SsResult run_wgmma_ss_mn_major(const WarpgroupGemm& call) {
+  const Array<std::uint16_t> a(call.a), b(call.b);
+  const Array<float> c(call.c), added(call.c.size()), alone(call.c.size());
+  with_element(call.format, [&](auto element) {
+    using T = decltype(element);
+    with_constant<kMnMajorColumns>(call.columns, [&](auto columns) {
+      constexpr int kColumns = decltype(columns)::value;
+      launch<MnMajorOperands<kColumns>>(wgmma_ss_mn_major<T, kColumns>, kGroupThreads, a.get(),
+                                        b.get(), c.get(), added.get(), alone.get());
     });
   });
   return {added.host(), alone.host()};

@@ -72,6 +72,12 @@ inline constexpr int kOutputColumns[] = {64, 96, 128, 192, 256};
 inline constexpr int kOutputDepths[] = {64, 128, 208};
 std::vector<float> run_wgmma_rs(const WarpgroupGemm& call, bool accumulate);
 
+/// Wgmma::ss_mn_major(): a is the transpose of a [64, depth] matrix, b [depth, columns], both in
+/// shared memory.
+inline constexpr int kMnMajorColumns[] = {64, 96, 128};  // head dims of fused kernels
+inline constexpr int kMnMajorDepth = 128;                // their keys
+SsResult run_wgmma_ss_mn_major(const WarpgroupGemm& call);
+
 /// Both GEMMs of one mainloop step with the kernel's own functions: (Q K^T) V without softmax. q
 /// is [tile_q, head_dim], k and v are [tile_k, head_dim], the result is [tile_q, head_dim].
 std::vector<float> run_two_gemms(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,

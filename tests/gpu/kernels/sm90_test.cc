@@ -303,6 +303,24 @@ TEST_F(Hopper, WgmmaSsIsExact) {
   }
 }
 
+TEST_F(Hopper, WgmmaSsMnMajorIsExact) {
+  for (const int columns : kMnMajorColumns) {
+    const Matrix ds = Matrix::random(kGroupRows, kMnMajorDepth, 8, 9);
+    const Matrix k = Matrix::random(kMnMajorDepth, columns, 8, 10);
+    const Matrix c = Matrix::random(kGroupRows, columns, 1000, 11);
+    const Matrix dq = product(ds, k);
+    for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
+      SCOPED_TRACE(testing::Message() << name_of(format) << ", n " << columns);
+      const SsResult got =
+          run_wgmma_ss_mn_major({format, columns, kMnMajorDepth, ds.transposed().bits(format),
+                                 k.bits(format), accumulators_of(c)});
+      expect_accumulators(got.added, sum(c, dq));
+      expect_accumulators(got.alone, dq);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_F(Hopper, WgmmaRsIsExact) {
   for (const int columns : kOutputColumns) {
     for (const int depth : kOutputDepths) {

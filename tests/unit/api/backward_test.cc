@@ -159,6 +159,7 @@ TEST_F(BackwardApi, TensorCoresComputeGradientsOf16Bits) {
   problem.forward = *dense_problem(DType::f16, 2, 8, 4, 64, 96, 96, 80, {}, h200.device);
   problem.dout = problem.forward.out;
   problem.dq = problem.forward.q;
+  problem.dk = problem.forward.k;
   const Result<BackwardPlan> usual = make_backward_plan(problem, h200);
   ASSERT_TRUE(usual.ok()) << usual.status().message();
   EXPECT_STREQ(usual->kernel->id, "bwd_sm90_f16_d96");
@@ -206,6 +207,7 @@ TEST_F(BackwardApi, HopperKernelsWriteAlignedGradientsInTheirType) {
   problem.forward = *dense_problem(DType::bf16, 2, 8, 4, 64, 96, 96, 80, {}, h200.device);
   problem.dout = problem.forward.out;
   problem.dq = problem.forward.q;
+  problem.dk = problem.forward.k;
   problem.forward.options.kernel = "bwd_sm90_bf16_d96";
   const Result<BackwardPlan> named = make_backward_plan(problem, h200);
   ASSERT_TRUE(named.ok()) << named.status().message();

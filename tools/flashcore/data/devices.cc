@@ -103,8 +103,8 @@ DeviceInfo with_blocks(DeviceInfo device, int blocks) {
 
 bool runnable(const KernelInfo& kernel, const DeviceInfo& device) {
   if (!kernel.compiled || kernel.device != device.device.type) return false;
-  const Result<Problem> dense = dense_problem(kernel.dtype, 1, 1, 1, 1, 1, kernel.head_dim,
-                                              kernel.v_dim, {}, device.device);
+  const Result<Problem> dense =
+      dense_problem(kernel.dtype, 1, 1, 1, 1, 1, kernel.head_dim, kernel.v_dim, {}, device.device);
   if (!dense.ok()) return false;
   Problem problem = *dense;
   if (needs_8_bits(kernel)) problem.k.dtype = problem.v.dtype = DType::e4m3;

@@ -1,0 +1,235 @@
+// Synchronisation of the roles of a fused kernel for gradients (core/sm90_bwd_roles.h has those of
+// the split form).
+//
+//   producer   one thread: fills A, and the steps B by TMA
+//   tail       one warp: statistics of the query rows; zeros in B past a sequence's last row
+//   consumer   two warpgroups, 64 keys each: mainloop and epilogue of dK and dV
+//   store      one thread: adds dQ tiles to memory, each in its turn
+//
+// A work tile is 128 keys of a KV head. Its steps go down through the query tiles, and for each
+// through the query heads of the group. Both warpgroups compute every step. dZ of a step goes to
+// shared memory; the warpgroup whose number is the step's stage has duty: it computes dQ.
+#pragma once
+
+#include "core/sm90_bwd_roles.h"
+#include "core/sm90_fused_pipeline.h"
+
+namespace flashcore::core {
+
+FLASHCORE_HD BwdStep first_fused_step(const BwdSteps& work) {
+  return {work.first_tile + work.tiles - 1, 0};
+}
+FLASHCORE_HD void advance_down(BwdStep& step, std::int32_t heads) {
+  if (++step.head == heads) {
+    step.head = 0;
+    --step.tile;
+  }
+}
+
+template <typename Warp>
+FLASHCORE_ROLE void produce_fused(Warp& warp) {
+  using B = Sm90BwdBarrier;
+  using Steps = FusedSteps;
+  BwdQueueState queue;
+  BwdTileState a;
+  FusedSteps::State b;
+  for (; next_bwd_tile<Steps>(warp, queue); queue.advance()) {
+    const std::int32_t heads = warp.work(queue).heads;
+    const std::int32_t steps = warp.work(queue).steps();
+    BwdStep step = first_fused_step(warp.work(queue));
+    if (steps <= kBwdStepsAhead) warp.template arrive<B::tile_requested>(PipelineState<1>{});
+    FLASHCORE_LOOP
+    for (std::int32_t i = 0; i < steps; ++i, advance_down(step, heads), b.advance()) {
+      if (i > 0 && i + kBwdStepsAhead == steps) {
+        warp.template arrive<B::tile_requested>(PipelineState<1>{});
+      }
+      if (i == 0) {
+        warp.template wait<B::a1_empty>(a);
+        warp.template load_a1<Steps>(queue);
+      }
+      warp.template wait<B::q_empty>(b);
+      warp.template load_b1<Steps>(queue, b, step);
+      if (i == 0) {
+        warp.template wait<B::a2_empty>(a);
+        warp.template load_a2<Steps>(queue);
+      }
+      warp.template wait<B::dout_empty>(b);
+      warp.template load_b2<Steps>(queue, b, step);
+    }
+    if (steps > 0) a.advance();
+    warp.template arrive<B::tile_empty>(queue);
+  }
+}
+
+template <typename Warp>
+FLASHCORE_ROLE void prepare_fused(Warp& warp) {
+  using B = Sm90BwdBarrier;
+  using Steps = FusedSteps;
+  BwdQueueState queue;
+  FusedSteps::State b;
+  for (; next_bwd_tile<Steps>(warp, queue); queue.advance()) {
+    const std::int32_t heads = warp.work(queue).heads;
+    const std::int32_t steps = warp.work(queue).steps();
+    BwdStep step = first_fused_step(warp.work(queue));
+    FLASHCORE_LOOP
+    for (std::int32_t i = 0; i < steps; ++i, advance_down(step, heads), b.advance()) {
+      warp.template read_rows<Steps>(queue, step);  // its latency passes during the wait
+      warp.template wait<B::q_empty>(b);
+      warp.template store_rows<Steps>(b);
+      if (warp.template has_dirty_tail<Steps>(queue, step)) {
+        warp.template wait<B::q_full>(b);
+        warp.template wait<B::dout_full>(b);
+        warp.template zero_tail<Steps>(queue, b, step);
+      }
+      warp.template arrive<B::rows_ready>(b);
+    }
+    warp.template arrive<B::tile_empty>(queue);
+  }
+}
+
+template <typename Warp>
+FLASHCORE_ROLE void store_fused(Warp& warp) {
+  using B = Sm90BwdBarrier;
+  using Steps = FusedSteps;
+  BwdQueueState queue;
+  FusedSteps::State b;
+  for (; next_bwd_tile<Steps>(warp, queue); queue.advance()) {
+    const std::int32_t heads = warp.work(queue).heads;
+    const std::int32_t steps = warp.work(queue).steps();
+    BwdStep step = first_fused_step(warp.work(queue));
+    FLASHCORE_LOOP
+    for (std::int32_t i = 0; i < steps; ++i, advance_down(step, heads), b.advance()) {
+      warp.wait_turn(queue, step);  // mostly passes while dQ is computed
+      warp.template wait<B::dq_full>(b);
+      warp.add_dq(b);
+      warp.template arrive<B::dq_empty>(b);
+      warp.pass_turn();
+    }
+    warp.template arrive<B::tile_empty>(queue);
+  }
+}
+
+/// A warpgroup's position in a work tile. What can be read again is not here: registers are few.
+struct FusedPosition {
+  BwdQueueState queue;
+  FusedSteps::State b;
+  BwdStep step;
+
+  FLASHCORE_HD bool is_last(const BwdSteps& work) const {
+    return step.tile == work.first_tile && step.head + 1 == work.heads;
+  }
+};
+
+template <typename Warp>
+FLASHCORE_ROLE void issue_fused_s(Warp& warp, FusedSteps::State b) {
+  warp.template wait<Sm90BwdBarrier::q_full>(b);
+  warp.template wait<Sm90BwdBarrier::rows_ready>(b);
+  warp.issue_s(b);
+}
+template <typename Warp>
+FLASHCORE_ROLE void issue_fused_dp(Warp& warp, FusedSteps::State b) {
+  warp.template wait<Sm90BwdBarrier::dout_full>(b);
+  warp.issue_dp(b);
+}
+
+/// P, dZ, dV and dK of a step. In flight before: S, then dP; afterwards: dV, then dK.
+template <typename Warp>
+FLASHCORE_ROLE void consume_fused_pairs(Warp& warp, const FusedPosition& at) {
+  using B = Sm90BwdBarrier;
+  const FusedSteps::State b = at.b;
+  const bool needs_mask = warp.needs_mask(at.queue, at.step.tile);
+  warp.template wgmma_wait<1>();
+  warp.probabilities(at.queue, b, at.step, needs_mask);
+  warp.template wgmma_wait<0>();
+  if (at.is_last(warp.work(at.queue))) warp.template arrive<B::a2_empty>(BwdTileState{});
+  warp.score_gradients(at.queue, b, at.step, needs_mask);
+  warp.issue_dv(b, true);
+  warp.template wait<B::dz_empty>(b);
+  warp.stage_dz(b);
+  warp.template arrive<B::dz_full>(b);
+  warp.issue_dx(b, true);
+}
+
+/// dQ of a step by the warpgroup with duty. In flight before: dV, dK; afterwards nothing is.
+template <typename Warp>
+FLASHCORE_ROLE void consume_fused_duty(Warp& warp, FusedSteps::State b) {
+  using B = Sm90BwdBarrier;
+  warp.template wgmma_wait<0>();  // dQ needs the registers of P and dZ
+  warp.template arrive<B::q_empty>(b);
+  warp.template arrive<B::dout_empty>(b);
+  warp.template wait<B::dz_full>(b);
+  warp.issue_dq(b);
+  warp.template wgmma_wait<0>();
+  warp.template arrive<B::dz_empty>(b);
+  warp.template wait<B::dq_empty>(b);
+  warp.stage_dq(b);
+  warp.template arrive<B::dq_full>(b);
+}
+
+/// A step, and S and dP of the next one. False after the last step.
+template <bool kDuty, typename Warp>
+FLASHCORE_ROLE bool consume_fused_step(Warp& warp, FusedPosition& at) {
+  using B = Sm90BwdBarrier;
+  consume_fused_pairs(warp, at);
+  const FusedSteps::State used = at.b;
+  const bool last = at.is_last(warp.work(at.queue));
+  if constexpr (kDuty) consume_fused_duty(warp, used);
+  at.b.advance();
+  if (last) {
+    warp.template wgmma_wait<0>();
+    if constexpr (!kDuty) {
+      warp.template arrive<B::q_empty>(used);
+      warp.template arrive<B::dout_empty>(used);
+    }
+    warp.template arrive<B::a1_empty>(BwdTileState{});
+    return false;
+  }
+  advance_down(at.step, warp.work(at.queue).heads);
+  issue_fused_s(warp, at.b);
+  if constexpr (!kDuty) {
+    warp.template wgmma_wait<1>();
+    warp.template arrive<B::q_empty>(used);
+    warp.template arrive<B::dout_empty>(used);
+  }
+  issue_fused_dp(warp, at.b);
+  return true;
+}
+
+/// The steps of a work tile. Duty alternates. Code for both kinds of step alternates too: GEMMs in
+/// flight where branches meet would be serialized.
+template <bool kDutyFirst, typename Warp>
+FLASHCORE_ROLE void consume_fused_steps(Warp& warp, FusedPosition& at) {
+  using B = Sm90BwdBarrier;
+  warp.template wait<B::a1_full>(warp.tile_state(at.queue));
+  issue_fused_s(warp, at.b);
+  warp.template wait<B::a2_full>(warp.tile_state(at.queue));
+  issue_fused_dp(warp, at.b);
+  warp.inspect_keys(at.queue);  // while S and dP are computed
+  for (;;) {
+    if (!consume_fused_step<kDutyFirst>(warp, at)) return;
+    if (!consume_fused_step<!kDutyFirst>(warp, at)) return;
+  }
+}
+
+template <typename Warp>
+FLASHCORE_ROLE void consume_fused(Warp& warp) {
+  using Steps = FusedSteps;
+  BwdQueueState queue;
+  FusedSteps::State b;
+  for (; next_bwd_tile<Steps>(warp, queue); queue.advance()) {
+    warp.begin_tile(queue);
+    if (warp.work(queue).tiles > 0) {
+      FusedPosition at{queue, b, first_fused_step(warp.work(queue))};
+      if (warp.has_duty(b)) {
+        consume_fused_steps<true>(warp, at);
+      } else {
+        consume_fused_steps<false>(warp, at);
+      }
+      b = at.b;
+    }
+    warp.store_tile(queue);
+    warp.template arrive<Sm90BwdBarrier::tile_empty>(queue);
+  }
+}
+
+}  // namespace flashcore::core
