@@ -52,8 +52,8 @@ struct BackwardParams {
   /// dq without scale, before the sum over the chunks: [k_chunks, query tiles, head_dim, tile_q].
   /// Fused kernels: [query tiles, 64 * columns of the kernel] in fragment order.
   void* dq_partials;
-  std::int32_t dbias_keys;   // keys of a dbias tile
-  std::int32_t k_tiles;      // KV tiles of the longest sequence
+  std::int32_t dbias_keys;  // keys of a dbias tile
+  std::int32_t k_tiles;     // KV tiles of the longest sequence
   /// Ranges of KV tiles that are computed independently. On GPUs 1 if the kernel is fused, else 0.
   std::int32_t k_chunks;
   std::int32_t chunk_tiles;  // KV tiles of a chunk; the last one may have fewer

@@ -1,5 +1,5 @@
-// The barriers of a fused Hopper CTA that computes gradients, and its steps. Barriers have the names
-// of the split form (core/sm90_bwd_pipeline.h).
+// The barriers of a fused Hopper CTA that computes gradients, and its steps. Barriers have the
+// names of the split form (core/sm90_bwd_pipeline.h).
 #pragma once
 
 #include "core/sm90_bwd_pipeline.h"

@@ -8,7 +8,8 @@ namespace flashcore::cuda {
 /// kernel for several of them.
 enum class KernelEntry {
   plain,    // no options beyond those of the family's fast path
-  general,  // all options that the family takes, but a bias in sm90; fused: the kernel that writes dq
+  general,  // all options that the family takes, but a bias in sm90; fused: the kernel that writes
+            // dq
   bias,     // a bias and all other options
 };
 inline constexpr int kKernelEntries = 3;

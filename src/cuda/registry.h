@@ -44,7 +44,7 @@ inline constexpr int kAppendRowsPerCta = kAppendThreads / 32;
 /// Statistics of every query row, before the main kernel.
 const void* row_stats_entry() noexcept;
 inline constexpr int kRowStatsThreads = 256;
-inline constexpr int kRowStatsRows = 32;  // that a CTA reads together
+inline constexpr int kRowStatsRows = 32;  // of a short CTA
 /// Norms of the rows of v, for core::ds_unit().
 const void* v_norms_entry() noexcept;
 /// Zeroes varlen gradients, because rows between the sequences belong to no work tile.

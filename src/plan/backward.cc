@@ -90,6 +90,8 @@ Reject check_tma_gradients(const KernelInfo& kernel, const BackwardProblem& prob
 /// The reason why the planner prefers another kernel, which supports the problem too.
 Reject backward_preference(const KernelInfo& kernel, const KernelInfo& chosen) noexcept {
   if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
+  if (is_fused(kernel) && !is_fused(chosen)) return Reject::by_name;
+  if (is_fused(chosen) && kernel.family == chosen.family) return Reject::none;
   return kernel.family == chosen.family ? Reject::wrong_size : Reject::slower_family;
 }
 
@@ -142,9 +144,8 @@ Status plan_backward_workspace(BackwardPlan& plan) noexcept {
   const std::int64_t columns = is_fused(*plan.kernel) ? plan.kernel->head_dim : p.head_dim;
   const std::int64_t partial_rows =
       plan.problem.dq.given() ? plan.key_chunks * query_tiles(plan) * plan.tile_q : 0;
-  plan.scratch_offset =
-      plan.dq_partials_offset +
-      aligned_bytes(static_cast<std::size_t>(partial_rows * columns) * element);
+  plan.scratch_offset = plan.dq_partials_offset +
+                        aligned_bytes(static_cast<std::size_t>(partial_rows * columns) * element);
   if (plan.kernel->device == DeviceType::cuda) {
     plan.workspace_bytes = plan.scratch_offset;
     if (is_fused(*plan.kernel)) {

@@ -18,8 +18,7 @@ core::Mask draw_mask(verify::Random& random, std::int32_t q_len, std::int32_t kv
   return {diagonal, left, right, kv_len, {}};
 }
 
-core::BwdSteps work_tile(const FusedSequence& sequence, std::int32_t key_tile,
-                         std::int32_t heads) {
+core::BwdSteps work_tile(const FusedSequence& sequence, std::int32_t key_tile, std::int32_t heads) {
   core::BwdSteps work{};
   const std::int32_t first = key_tile * core::kBwdTileRows;
   work.output = core::FusedSteps::kOutput;
@@ -40,8 +39,8 @@ FusedLaunch draw_launch(std::uint64_t seed) {
   launch.dirty_tail = random.chance(0.5);
   launch.num_ctas = static_cast<std::int32_t>(random.between(1, 4));
   launch.resident = static_cast<std::int32_t>(random.between(1, launch.num_ctas));
-  launch.kv_heads = static_cast<std::int32_t>(random.chance(0.3) ? random.between(7, 10)
-                                                                 : random.between(1, 3));
+  launch.kv_heads =
+      static_cast<std::int32_t>(random.chance(0.3) ? random.between(7, 10) : random.between(1, 3));
   launch.group = static_cast<std::int32_t>(random.between(1, 3));
   const std::int64_t longest = launch.kv_heads > 3 ? 300 : 600;
   std::int32_t keys = 0;
@@ -56,8 +55,8 @@ FusedLaunch draw_launch(std::uint64_t seed) {
                                         (keys + core::kBwdTileRows - 1) / core::kBwdTileRows);
   for (std::int32_t ticket = 0; ticket < launch.order.tiles; ++ticket) {
     const core::FusedCoord at = launch.coord(ticket);
-    launch.tiles.push_back(work_tile(launch.sequences[static_cast<std::size_t>(at.batch)],
-                                     at.key_tile, launch.group));
+    launch.tiles.push_back(
+        work_tile(launch.sequences[static_cast<std::size_t>(at.batch)], at.key_tile, launch.group));
   }
   return launch;
 }
@@ -69,8 +68,7 @@ void expect_all_added(const FusedLaunch& launch) {
     const core::BwdSteps& work = launch.tiles[static_cast<std::size_t>(ticket)];
     const core::FusedCoord at = launch.coord(ticket);
     for (std::int32_t i = 0; i < work.steps(); ++i) {
-      ++want[{at.batch, at.head * launch.group + i % work.heads,
-              work.first_tile + i / work.heads}];
+      ++want[{at.batch, at.head * launch.group + i % work.heads, work.first_tile + i / work.heads}];
     }
   }
   EXPECT_EQ(launch.turns, want);

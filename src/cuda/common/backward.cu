@@ -99,8 +99,17 @@ __device__ __forceinline__ void raise_norm(const BackwardParams& p, core::DsNorm
   if (*static_cast<volatile std::uint32_t*>(slot) < bits) atomicMax(slot, bits);
 }
 
-/// The rows of a warp.
-constexpr int kRows = kRowStatsRows / (kRowStatsThreads / 32);
+/// Loads of a warp that are in flight together, of each operand.
+constexpr int kLoads = 4;
+
+/// The lanes that share a row, eight columns each: a power of two.
+__device__ __forceinline__ int lanes_of_row(std::int32_t columns) {
+  return columns > 128 ? 32 : columns > 64 ? 16 : columns > 32 ? 8 : 4;
+}
+/// The rows that a warp reads together.
+__device__ __forceinline__ int rows_of_warp(std::int32_t columns) {
+  return kLoads * (32 / lanes_of_row(columns));
+}
 
 /// Sums of a row, or a lane's part of them.
 struct RowSums {
@@ -113,35 +122,58 @@ __device__ __forceinline__ void add_columns(RowSums& sums, float4 x, float4 y, b
   if (squares) sums.squares += sum_of_squares(x);
 }
 
-/// Lane r gets the sums of row r.
-__device__ __forceinline__ void share_row(RowSums& own, const RowSums& part, int r, int lane,
-                                          bool squares) {
-  const float dot = warp_sum(part.dot), square = squares ? warp_sum(part.squares) : 0.f;
-  if (lane == r) own = {dot, square};
+/// Eight columns of a row as raw bits, and as numbers of type T.
+struct alignas(16) EightColumns {
+  Four<std::uint16_t> low, high;
+};
+
+__device__ __forceinline__ bool has_eight_columns(const StridedRows& m) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(m.g_data) % 16 == 0;
+  return aligned && m.vec4 && m.columns % 8 == 0 && m.row % 8 == 0 && m.first % 8 == 0;
 }
 
-/// Sums of rows first + {0 … kRows - 1}, or of the last row: lane r < kRows gets those of row r.
-/// The loads of all rows are in flight together.
+__device__ __forceinline__ EightColumns load_eight(const StridedRows& m, std::int64_t row,
+                                                   std::int32_t column) {
+  const auto* const g_from =
+      static_cast<const std::uint16_t*>(m.g_data) + m.first + row * m.row + column;
+  const uint4 bits = *reinterpret_cast<const uint4*>(g_from);
+  return reinterpret_cast<const EightColumns&>(bits);
+}
+
+/// Sums of rows first, first + 1, … (of the last row past the end): lane r < rows_of_warp() gets
+/// those of row r.
 template <typename T>
 __device__ __forceinline__ RowSums sum_vectors(const StridedRows& x, const StridedRows& y,
                                                std::int32_t first, std::int32_t count, int lane,
                                                bool squares) {
-  RowSums parts[kRows] = {}, own{};
-  const auto load = [&](const StridedRows& m, int r, std::int32_t column) {
-    const std::int64_t row = min(first + r, count - 1);
-    return load_four(static_cast<const T*>(m.g_data) + m.first + row * m.row + column);
-  };
+  const int lanes = lanes_of_row(x.columns), rows = 32 / lanes;  // of a load
+  RowSums parts[kLoads] = {}, own{};
 #pragma unroll 1
-  for (std::int32_t column = 4 * lane; column < x.columns; column += 128) {
-    float4 a[kRows], b[kRows];
+  for (std::int32_t column = 8 * (lane % lanes); column < x.columns; column += 8 * lanes) {
+    EightColumns a[kLoads], b[kLoads];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) a[r] = load(x, r, column), b[r] = load(y, r, column);
+    for (int i = 0; i < kLoads; ++i) {
+      const std::int32_t row = min(first + i * rows + lane / lanes, count - 1);
+      a[i] = load_eight(x, row, column), b[i] = load_eight(y, row, column);
+    }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) add_columns(parts[r], a[r], b[r], squares);
+    for (int i = 0; i < kLoads; ++i) {
+      add_columns(parts[i], bits_to_floats<T>(a[i].low), bits_to_floats<T>(b[i].low), squares);
+      add_columns(parts[i], bits_to_floats<T>(a[i].high), bits_to_floats<T>(b[i].high), squares);
+    }
   }
   __syncwarp();
+  const int source = lane % rows * lanes;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) share_row(own, parts[r], r, lane, squares);
+  for (int i = 0; i < kLoads; ++i) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+      parts[i].dot += __shfl_xor_sync(0xffffffffu, parts[i].dot, offset);
+      if (squares) parts[i].squares += __shfl_xor_sync(0xffffffffu, parts[i].squares, offset);
+    }
+    const float dot = __shfl_sync(0xffffffffu, parts[i].dot, source);
+    const float square = squares ? __shfl_sync(0xffffffffu, parts[i].squares, source) : 0.f;
+    if (lane / rows == i) own = {dot, square};
+  }
   return own;
 }
 
@@ -149,8 +181,9 @@ __device__ __forceinline__ RowSums sum_vectors(const StridedRows& x, const Strid
 __device__ __noinline__ RowSums sum_strided(StridedRows x, StridedRows y, std::int32_t first,
                                             std::int32_t count, int lane, bool squares) {
   RowSums own{};
+  const int rows = rows_of_warp(x.columns);
 #pragma unroll 1
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < rows; ++r) {
     RowSums part{};
     const std::int32_t row = min(first + r, count - 1);
 #pragma unroll 1
@@ -159,7 +192,8 @@ __device__ __noinline__ RowSums sum_strided(StridedRows x, StridedRows y, std::i
                   squares);
     }
     __syncwarp();
-    share_row(own, part, r, lane, squares);
+    const float dot = warp_sum(part.dot), square = squares ? warp_sum(part.squares) : 0.f;
+    if (lane == r) own = {dot, square};
   }
   return own;
 }
@@ -167,7 +201,7 @@ __device__ __noinline__ RowSums sum_strided(StridedRows x, StridedRows y, std::i
 __device__ __forceinline__ RowSums sum_rows(const StridedRows& x, const StridedRows& y,
                                             std::int32_t first, std::int32_t count, int lane,
                                             bool squares) {
-  const bool vectors = x.vec4 && y.vec4 && x.element == y.element;
+  const bool vectors = has_eight_columns(x) && has_eight_columns(y) && x.element == y.element;
   if (vectors && x.element == core::Element::bf16) {
     return sum_vectors<__nv_bfloat16>(x, y, first, count, lane, squares);
   }
@@ -177,11 +211,12 @@ __device__ __forceinline__ RowSums sum_rows(const StridedRows& x, const StridedR
   return sum_strided(x, y, first, count, lane, squares);
 }
 
-/// Calls visit(seq, b, h, first, count) for each group of kRows rows of every sequence and head:
-/// the warp has rows [first, first + kRows) of `count`.
+/// Calls visit(seq, b, h, first, count) for each group of `rows` rows of every sequence and head:
+/// the warp has rows [first, first + rows) of `count`.
 template <typename Visit>
 __device__ __forceinline__ void for_warp_rows(const BackwardParams& p, std::int32_t heads,
-                                              std::int32_t length, bool queries, Visit visit) {
+                                              std::int32_t length, int rows, bool queries,
+                                              Visit visit) {
   const AttentionParams& f = p.fwd;
   // In 32 bits: a division in 64 bits takes longer than a row.
   const auto row_blocks = static_cast<unsigned>((length + p.stats_rows - 1) / p.stats_rows);
@@ -197,9 +232,9 @@ __device__ __forceinline__ void for_warp_rows(const BackwardParams& p, std::int3
     auto first = static_cast<std::int32_t>(block % row_blocks) * p.stats_rows;
     const std::int32_t end = min(count, first + p.stats_rows);
     if (threadIdx.x == 0 && first == 0 && h == 0 && queries) report(f, seq.error);
-    first += static_cast<std::int32_t>(threadIdx.x / 32) * kRows;
+    first += static_cast<std::int32_t>(threadIdx.x / 32) * rows;
 #pragma unroll 1
-    for (; first < end; first += kRowStatsRows) visit(seq, b, h, first, count);
+    for (; first < end; first += kRowStatsThreads / 32 * rows) visit(seq, b, h, first, count);
   }
 }
 
@@ -213,14 +248,13 @@ __device__ __forceinline__ RowSums sum_dout(const BackwardParams& p, const core:
                   first, seq.q_len, lane, p.dout_largest != nullptr);
 }
 
-/// Statistics of query first + lane, for lanes below kRows. A row without keys has factor 0.
+/// Statistics of query first + lane, for lanes with `own`. A row without keys has factor 0.
 __device__ __forceinline__ RowStats row_stats_of(const BackwardParams& p, const core::SeqInfo& seq,
                                                  std::int32_t b, std::int32_t h, std::int32_t first,
-                                                 int lane) {
+                                                 bool own, int lane) {
   const AttentionParams& f = p.fwd;
   const RowSums sums = sum_dout(p, seq, b, h, first, lane);
-  const std::int32_t i = min(first + lane % kRows, seq.q_len - 1);
-  const bool own = lane < kRows && first + lane < seq.q_len;
+  const std::int32_t i = own ? first + lane : first;
   const std::int64_t q_row = static_cast<std::int64_t>(seq.q_row) + i;
   const float lse = static_cast<const float*>(f.lse)[core::row_offset(f.lse_strides, b, h, q_row)];
   float dlse = 0.f;
@@ -274,15 +308,16 @@ __device__ __noinline__ void inspect_rows(const BackwardParams& p, const core::S
   if (!finite) p.nonfinite_heads[b * f.kv_heads + h / p.group] = 1;
 }
 
-__global__ void __launch_bounds__(kRowStatsThreads, 5)
+__global__ void __launch_bounds__(kRowStatsThreads, 4)
     row_stats_kernel(const __grid_constant__ BackwardParams p) {
   const AttentionParams& f = p.fwd;
   const int lane = threadIdx.x % 32;
-  for_warp_rows(p, f.q_heads, f.q_len, true,
+  const int warp_rows = rows_of_warp(f.v_dim);
+  for_warp_rows(p, f.q_heads, f.q_len, warp_rows, true,
                 [&](const core::SeqInfo& seq, std::int32_t b, std::int32_t h, std::int32_t first,
                     std::int32_t count) {
-                  const RowStats stats = row_stats_of(p, seq, b, h, first, lane);
-                  const bool own = lane < kRows && first + lane < count;
+                  const bool own = lane < warp_rows && first + lane < count;
+                  const RowStats stats = row_stats_of(p, seq, b, h, first, own, lane);
                   const std::int64_t first_at = core::partial_row(f, b, h, seq.q_row, first);
                   if (own) {
                     static_cast<float*>(p.row_base)[first_at + lane] = stats.base;
@@ -305,13 +340,14 @@ __global__ void __launch_bounds__(kRowStatsThreads)
     v_norms_kernel(const __grid_constant__ BackwardParams p) {
   const AttentionParams& f = p.fwd;
   const int lane = threadIdx.x % 32;
-  for_warp_rows(p, f.kv_heads, f.kv_len, false,
+  const int warp_rows = rows_of_warp(f.v_dim);
+  for_warp_rows(p, f.kv_heads, f.kv_len, warp_rows, false,
                 [&](const core::SeqInfo& seq, std::int32_t b, std::int32_t h, std::int32_t first,
                     std::int32_t count) {
                   const StridedRows v =
                       strided_rows(f.v, f.v_element, f.v_strides, b, h, seq.k_row, f.v_dim);
                   const float norm = sqrtf(sum_rows(v, v, first, count, lane, true).squares);
-                  if (lane < kRows && first + lane < count)
+                  if (lane < warp_rows && first + lane < count)
                     raise_norm(p, core::DsNorm::v, b, h, norm);
                 });
 }

@@ -17,10 +17,10 @@ __device__ __forceinline__ void bulk_store(float* g_to, const float* s_from, int
 
 /// Adds to global memory. Elements are rounded to f32, one by one.
 __device__ __forceinline__ void bulk_add(float* g_to, const float* s_from, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   g_to),
-               "r"(shared_address(s_from)), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(g_to),
+      "r"(shared_address(s_from)), "r"(bytes)
+      : "memory");
 }
 
 __device__ __forceinline__ void bulk_commit() {

@@ -9,8 +9,8 @@
 // One step of a warpgroup with duty (core::consume_fused_steps), and of one without; S' and dP'
 // belong to the next step:
 //
-//   duty   | S dP | P, dZ, pack | dV, dZ -> smem, dK, wait for the other's dZ, dQ | store dQ | S' dP'
-//   else   | S dP | P, dZ, pack | dV, dZ -> smem, dK, S'  wait | dP' P' ...
+//   duty   | S dP | P, dZ, pack | dV, dZ -> smem, dK, wait for the other's dZ, dQ | store dQ | S'
+//   dP' else   | S dP | P, dZ, pack | dV, dZ -> smem, dK, S'  wait | dP' P' ...
 //
 //   role        threads                       registers  file
 //   scheduler   thread 32 of warpgroup 0      40         fused_producer.cuh: takes tickets

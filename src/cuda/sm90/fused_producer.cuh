@@ -71,8 +71,8 @@ struct FusedStoreThread : BwdRoleThread<C> {
   __device__ __forceinline__ void wait_turn(BwdQueueState queue, const BwdStep& step) {
     const core::BackwardParams& p = this->params.call;
     const BwdWorkTile& work = this->work(queue);
-    tile = core::partial_tile(p.fwd, work.b, work.first_head + step.head, work.seq.q_row,
-                              step.tile);
+    tile =
+        core::partial_tile(p.fwd, work.b, work.first_head + step.head, work.seq.q_row, step.tile);
     turn = core::turn_of(work.seq.mask, work.seq.q_len, step.tile,
                          work.first_row / core::kFusedTileRows);
     if (turn == 0) return;
@@ -82,8 +82,7 @@ struct FusedStoreThread : BwdRoleThread<C> {
   /// Adds the dQ tile of a stage. The first addition is a store, so that nothing has to be zeroed.
   __device__ __forceinline__ void add_dq(core::FusedSteps::State b) const {
     constexpr int kBytes = C::kDqFloats * static_cast<int>(sizeof(float));
-    float* const g_to =
-        static_cast<float*>(this->params.call.dq_partials) + tile * C::kDqFloats;
+    float* const g_to = static_cast<float*>(this->params.call.dq_partials) + tile * C::kDqFloats;
     const float* const s_from = this->s.dq[b.stage()];
     if (turn == 0) {
       bulk_store(g_to, s_from, kBytes);

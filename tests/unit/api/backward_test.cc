@@ -230,6 +230,36 @@ TEST_F(BackwardApi, HopperKernelsWriteAlignedGradientsInTheirType) {
   expect_refused(bad, "bias");
 }
 
+TEST_F(BackwardApi, FusedKernelsComputeCallsThatNameThem) {
+  const DeviceInfo h200 = *named_device("h200");
+  BackwardProblem problem;
+  problem.forward = *dense_problem(DType::bf16, 2, 8, 4, 100, 96, 80, 80, {}, h200.device);
+  problem.dout = problem.forward.out;
+  problem.dq = problem.forward.q;
+  problem.dk = problem.forward.k;
+  problem.dv = problem.forward.v;
+  const auto expect_word = [](const std::string& text, const char* word) {
+    EXPECT_NE(text.find(word), std::string::npos) << word << " in\n" << text;
+  };
+  problem.forward.options.kernel = "bwd_sm90_bf16_d128_fused";
+  const Result<BackwardPlan> named = make_backward_plan(problem, h200);
+  ASSERT_TRUE(named.ok()) << named.status().message();
+  EXPECT_STREQ(named->kernel->id, "bwd_sm90_bf16_d128_fused");
+  // Sums of 2 * 8 heads, two tiles of 64 rows each.
+  EXPECT_EQ(named->dq_turns_offset - named->dq_partials_offset, 2u * 8 * 2 * 64 * 128 * 4);
+  expect_word(explain(*named), "sums of dq 1048576");
+  BackwardProblem bad = problem;
+  bad.dv = {};
+  expect_word(make_backward_plan(bad, h200).status().message(), "dq, dk and dv together only");
+  bad = problem;
+  bad.forward.options.softcap = 50;
+  expect_word(make_backward_plan(bad, h200).status().message(), "softcap");
+  problem.forward.options.kernel = nullptr;
+  const Result<BackwardPlan> usual = make_backward_plan(problem, h200);
+  ASSERT_TRUE(usual.ok()) << usual.status().message();
+  expect_word(explain(*usual), "computes calls that name it");
+}
+
 TEST_F(BackwardApi, ExplainNamesKernelWorkspaceAndReasons) {
   const std::string text = explain(plan());
   for (const char* word : {"gradients  dq, dk, dv, dbias, dsinks; with a gradient of lse",
@@ -261,8 +291,9 @@ TEST_F(BackwardApi, CGivesTheResultOfCpp) {
   CCall forward(tensors_, call_.inputs.options);
   CTensor dout(gradients_.dout), dlse(gradients_.dlse), dq(gradients_.dq), dk(gradients_.dk),
       dv(gradients_.dv), dbias(gradients_.dbias), dsinks(gradients_.dsinks);
-  flashcore_backward_params p{sizeof p,   &forward.params, &dout.tensor,  &dlse.tensor,  &dq.tensor,
-                              &dk.tensor, &dv.tensor,      &dbias.tensor, &dsinks.tensor};
+  flashcore_backward_params p{
+      sizeof p,   &forward.params, &dout.tensor,  &dlse.tensor,   &dq.tensor,
+      &dk.tensor, &dv.tensor,      &dbias.tensor, &dsinks.tensor, 0};
   flashcore_error error{};
   flashcore_plan_info info{};
   info.struct_size = sizeof info;

@@ -151,9 +151,9 @@ Status backward_in_c(const Comm& comm, const Tensors& tensors, const Gradients& 
   call.params.workspace_bytes = workspace.bytes;
   const CTensor dout(gradients.dout), dlse(gradients.dlse), dq(gradients.dq), dk(gradients.dk),
       dv(gradients.dv);
-  const flashcore_backward_params params = {sizeof params, &call.params, &dout.tensor,
-                                            &dlse.tensor,  &dq.tensor,   &dk.tensor,
-                                            &dv.tensor,    nullptr,      nullptr};
+  const flashcore_backward_params params = {
+      sizeof params, &call.params, &dout.tensor, &dlse.tensor, &dq.tensor,
+      &dk.tensor,    &dv.tensor,   nullptr,      nullptr,      0};
   const flashcore_comm c_comm = {sizeof c_comm, comm.context,    comm.rank,      comm.size,
                                  comm.sendrecv, comm.all_to_all, comm.all_gather};
   const flashcore_distributed_options c_how = {sizeof c_how,
