@@ -13,9 +13,14 @@
 
 namespace flashcore::core {
 
-/// Heads of a section. Its work tiles begin with the first key tile of every head: CTAs that add to
-/// the dQ tiles of one head follow each other, and share Q and dO in L2.
-inline constexpr std::int32_t kFusedSectionHeads = 8;
+/// KV heads of a section, if the dQ sums of one that are in use have `bytes`. Its work tiles begin
+/// with the first key tile of every head: CTAs that add to the dQ tiles of one head follow each
+/// other, fewer of them if a section has more heads. But the sums must stay in L2.
+constexpr std::int32_t fused_section_heads(std::int64_t bytes) {
+  constexpr std::int64_t kBytes = 32 << 20, kMost = 8;
+  const std::int64_t fit = kBytes / (bytes > 0 ? bytes : 1);
+  return static_cast<std::int32_t>(fit < 1 ? 1 : fit < kMost ? fit : kMost);
+}
 
 struct FusedCoord {
   std::int32_t batch, head, key_tile;
@@ -23,19 +28,21 @@ struct FusedCoord {
 
 /// Sections of (batch, KV head) pairs; the last one may have fewer.
 struct FusedOrder {
-  std::int32_t tiles;  // work tiles
+  std::int32_t tiles;          // work tiles
+  std::int32_t section_heads;  // of a whole section
   std::int32_t whole_sections;
   FastDivmod section_divmod, heads_divmod, last_heads_divmod, kv_heads_divmod;
 };
 
 constexpr FusedOrder make_fused_order(std::int32_t batch, std::int32_t kv_heads,
-                                      std::int32_t key_tiles) {
+                                      std::int32_t key_tiles, std::int32_t section_heads) {
   const std::int32_t heads = batch * kv_heads;
   return {heads * key_tiles,
-          heads / kFusedSectionHeads,
-          make_fast_divmod(kFusedSectionHeads * key_tiles),
-          make_fast_divmod(kFusedSectionHeads),
-          make_fast_divmod(heads % kFusedSectionHeads),
+          section_heads,
+          heads / section_heads,
+          make_fast_divmod(section_heads * key_tiles),
+          make_fast_divmod(section_heads),
+          make_fast_divmod(heads % section_heads),
           make_fast_divmod(kv_heads)};
 }
 
@@ -45,7 +52,7 @@ FLASHCORE_HD constexpr FusedCoord coord_of(const FusedOrder& order, std::int32_t
   const DivmodResult tile =
       divmod(section.remainder, whole ? order.heads_divmod : order.last_heads_divmod);
   const DivmodResult head =
-      divmod(section.quotient * kFusedSectionHeads + tile.remainder, order.kv_heads_divmod);
+      divmod(section.quotient * order.section_heads + tile.remainder, order.kv_heads_divmod);
   return {head.quotient, head.remainder, tile.quotient};
 }
 

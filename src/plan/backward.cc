@@ -49,18 +49,32 @@ Status find_forced(const BackwardProblem& problem, const DeviceInfo& device,
   }
 }
 
+/// A fused kernel has five products where the others have seven, but its CTAs wait for each other.
+/// On an H200 it is faster for these calls (docs/experiments/sm90.md).
+bool prefers_fused(const BackwardProblem& problem) noexcept {
+  const Problem& p = problem.forward;
+  if (p.options.reproducibility == Reproducibility::batch_invariant) return false;
+  if (p.q_varlen || p.kv_varlen || p.q_heads != p.kv_heads) return false;
+  const Options& o = p.options;
+  const bool masked = o.causal || o.window_left >= 0 || o.window_right >= 0;
+  constexpr std::int64_t kDim = 96;  // smaller ones have kernels of their own
+  return std::max(p.head_dim, p.v_dim) > kDim &&
+         std::min(p.q_len, p.kv_len) >= (masked ? 16384 : 4096);
+}
+
 Status find_backward_kernel(const BackwardProblem& problem, const DeviceInfo& device,
                             const KernelInfo*& found) noexcept {
   const Problem& p = problem.forward;
   if (p.options.kernel != nullptr) return find_forced(problem, device, found);
+  found = nullptr;
   // Of a family, the widest instruction set comes first; on a GPU, small dims.
   for (const Family family : families_of(device.device.type)) {
     for (const KernelInfo& kernel : kernels_of(Operation::bwd, family, Inputs::native, p.dtype)) {
-      if (supports_backward(kernel, problem, device) == Reject::none) {
-        found = &kernel;
-        return {};
-      }
+      if (is_fused(kernel) && !prefers_fused(problem)) continue;
+      if (supports_backward(kernel, problem, device) != Reject::none) continue;
+      if (found == nullptr || is_fused(kernel)) found = &kernel;
     }
+    if (found != nullptr) return {};
   }
   return unsupported("no kernel computes gradients of %s with head_dim %lld and v_dim %lld",
                      to_string(p.dtype), ll{p.head_dim}, ll{p.v_dim});
@@ -90,8 +104,9 @@ Reject check_tma_gradients(const KernelInfo& kernel, const BackwardProblem& prob
 /// The reason why the planner prefers another kernel, which supports the problem too.
 Reject backward_preference(const KernelInfo& kernel, const KernelInfo& chosen) noexcept {
   if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
-  if (is_fused(kernel) && !is_fused(chosen)) return Reject::by_name;
-  if (is_fused(chosen) && kernel.family == chosen.family) return Reject::none;
+  if (kernel.family == chosen.family && is_fused(kernel) != is_fused(chosen)) {
+    return Reject::slower_tile;
+  }
   return kernel.family == chosen.family ? Reject::wrong_size : Reject::slower_family;
 }
 

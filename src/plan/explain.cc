@@ -234,7 +234,6 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
       return "writes dq, dk and dv in q's dtype, to contiguous, 8-byte aligned rows";
     case Reject::gradient_subset: return "computes dq together with dk or dv only";
     case Reject::some_gradients: return "computes dq, dk and dv together only";
-    case Reject::by_name: return "computes calls that name it";
     case Reject::strides: return "needs contiguous, 16-byte aligned rows that are not broadcast";
     case Reject::too_many_rows: return "counts rows and work tiles in 32 bits";
     case Reject::packed_mask: return "would turn the block mask into more than 8 GiB of bits";

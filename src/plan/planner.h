@@ -37,7 +37,6 @@ enum class Reject {
   gradient_format,  // dq, dk or dv is f32, or has rows that 8-byte stores cannot write
   gradient_subset,  // dq, or both dk and dv, are not wanted
   some_gradients,   // dq, dk or dv is not wanted
-  by_name,          // only for calls that name it
   slower_family,
   slower_isa,
   slower_tile,

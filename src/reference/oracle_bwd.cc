@@ -202,15 +202,18 @@ void GradientSums::add_pair(const Row& row, std::int64_t j, const Pair& pair,
   const std::size_t v_at = v_order_.at(row.id.b, head, keys_.lengths.k_row + j);
   const double* k = keys_.k.data() + j * p_.head_dim;
   const bool excused = pair.p < kMayUnderflow && (!std::isfinite(pair.w) || !row.dout_finite);
-  const double dz = pair.dz(), cap = p_.options.softcap > 0 ? 6 * a_.sum_unit : 0.0;
-  // The rounded slope multiplies the computed w, which is not 0 where w is.
+  const double dz = pair.dz(), cap = p_.options.softcap > 0 ? 18 * a_.sum_unit : 0.0;
+  // The rounded slope multiplies the computed w. Neither is 0 where the exact one is.
   const double w = std::fabs(pair.w) + pair.dp_error + row.delta_error;
   const double dz_error = pair.weight_error * pair.slope + cap * pair.p * w;
   const auto add = [&](Gradient& g, std::size_t at, double weight, double error, double flushed,
                        double operand) {
     if (excused) g.excused[at] = 1;
     g.terms[at] += 1;
-    if (weight == 0) return;
+    if (weight == 0) {
+      if (error > 0 && std::isfinite(operand)) g.error[at] += error * std::fabs(operand);
+      return;
+    }
     g.value[at] += weight * operand;
     if (!std::isfinite(operand)) return;
     g.noise[at] += weight * operand * weight * operand;

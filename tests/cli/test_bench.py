@@ -199,7 +199,7 @@ class CasesFile(CommandTest):
         for row in self.cases:
             count[row["suite"]] = count.get(row["suite"], 0) + 1
         self.assertEqual(count, {"anchors": 75, "regression": 16, "cpu": 10, "serving": 9,
-                                 "simt": 2, "options": 27, "gradients": 14})
+                                 "simt": 2, "options": 27, "gradients": 9})
 
     def test_names(self):
         """A name is in one suite, and its shape is the case's."""

@@ -52,7 +52,8 @@ FusedLaunch draw_launch(std::uint64_t seed) {
   }
   const auto batch = static_cast<std::int32_t>(launch.sequences.size());
   launch.order = core::make_fused_order(batch, launch.kv_heads,
-                                        (keys + core::kBwdTileRows - 1) / core::kBwdTileRows);
+                                        (keys + core::kBwdTileRows - 1) / core::kBwdTileRows,
+                                        static_cast<std::int32_t>(random.between(1, 8)));
   for (std::int32_t ticket = 0; ticket < launch.order.tiles; ++ticket) {
     const core::FusedCoord at = launch.coord(ticket);
     launch.tiles.push_back(
@@ -135,7 +136,7 @@ TEST(Sm90FusedProtocol, TurnsCountTheKeyTilesOfADqTile) {
 TEST(Sm90FusedProtocol, TicketsAscendInsideAHead) {
   for (std::int32_t heads = 1; heads < 40; ++heads) {
     for (std::int32_t batch = 1; batch < 4; ++batch) {
-      const core::FusedOrder order = core::make_fused_order(batch, heads, 5);
+      const core::FusedOrder order = core::make_fused_order(batch, heads, 5, 1 + heads % 8);
       ASSERT_EQ(order.tiles, batch * heads * 5);
       std::vector<std::int32_t> next(static_cast<std::size_t>(batch * heads));
       for (std::int32_t ticket = 0; ticket < order.tiles; ++ticket) {
