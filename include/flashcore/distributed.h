@@ -53,7 +53,7 @@ struct DistributedProblem {
   std::int32_t ranks_per_node = 8;
   std::int32_t head_ranks = 0;  ///< two_d: ranks that divide the heads; 0: chosen
   /// Ulysses and two_d: distributed_backward() exchanges q, k, v, out and lse again. False: the
-  /// backward pass has kept them by heads, as Python's does.
+  /// caller has kept them by heads.
   bool separate_backward = false;
 };
 

@@ -16,8 +16,12 @@ std::vector<std::int64_t> lengths_to_try(bool quick, std::int64_t step);
 /// process, and a hang costs the deadline.
 inline constexpr int kMaxDeaths = 3;
 
+/// Hides the code of a container: instances of std types alone would be exported.
+struct Ascending {
+  bool operator()(std::int64_t a, std::int64_t b) const { return a < b; }
+};
 /// Pass or fail by length.
-using LengthResults = std::map<std::int64_t, bool>;
+using LengthResults = std::map<std::int64_t, bool, Ascending>;
 
 struct LengthVerdict {
   bool failed = false;

@@ -230,7 +230,7 @@ TEST_F(BackwardApi, HopperKernelsWriteAlignedGradientsInTheirType) {
   expect_refused(bad, "bias");
 }
 
-TEST_F(BackwardApi, FusedKernelsComputeCallsThatNameThem) {
+TEST_F(BackwardApi, FusedKernelsTakeDqDkAndDvTogether) {
   const DeviceInfo h200 = *named_device("h200");
   BackwardProblem problem;
   problem.forward = *dense_problem(DType::bf16, 2, 8, 4, 100, 96, 80, 80, {}, h200.device);
@@ -257,7 +257,33 @@ TEST_F(BackwardApi, FusedKernelsComputeCallsThatNameThem) {
   problem.forward.options.kernel = nullptr;
   const Result<BackwardPlan> usual = make_backward_plan(problem, h200);
   ASSERT_TRUE(usual.ok()) << usual.status().message();
-  expect_word(explain(*usual), "computes calls that name it");
+  expect_word(explain(*usual), "bwd_sm90_bf16_d128_fused is slower for this number of rows");
+}
+
+TEST_F(BackwardApi, FusedKernelsComputeLongCalls) {
+  const DeviceInfo h200 = *named_device("h200");
+  const auto chosen = [&](std::int64_t length, std::int64_t kv_heads, std::int64_t head_dim,
+                          const Options& options) -> std::string {
+    BackwardProblem problem;
+    problem.forward = *dense_problem(DType::bf16, 1, 16, kv_heads, length, length, head_dim,
+                                     head_dim, options, h200.device);
+    problem.dout = problem.forward.out;
+    problem.dq = problem.forward.q;
+    problem.dk = problem.forward.k;
+    problem.dv = problem.forward.v;
+    const Result<BackwardPlan> plan = make_backward_plan(problem, h200);
+    return plan.ok() ? plan->kernel->id : plan.status().message();
+  };
+  const Options causal{.causal = true};
+  EXPECT_EQ(chosen(4096, 16, 128, {}), "bwd_sm90_bf16_d128_fused");
+  EXPECT_EQ(chosen(4095, 16, 128, {}), "bwd_sm90_bf16_d128");
+  EXPECT_EQ(chosen(4096, 8, 128, {}), "bwd_sm90_bf16_d128");
+  EXPECT_EQ(chosen(4096, 16, 96, {}), "bwd_sm90_bf16_d96");
+  EXPECT_EQ(chosen(4096, 16, 128, causal), "bwd_sm90_bf16_d128");
+  EXPECT_EQ(chosen(16384, 16, 128, causal), "bwd_sm90_bf16_d128_fused");
+  // Its bits are not those of shorter calls.
+  EXPECT_EQ(chosen(4096, 16, 128, {.reproducibility = Reproducibility::batch_invariant}),
+            "bwd_sm90_bf16_d128");
 }
 
 TEST_F(BackwardApi, ExplainNamesKernelWorkspaceAndReasons) {
