@@ -39,7 +39,7 @@ enum class Sm90BwdBarrier : int {
   dv_dout_full,
   dv_dout_empty,
   dv_rows_ready,
-  // Of fused kernels only (core/sm90_fused_pipeline.h).
+  // Fused kernels alone use these (core/sm90_fused_pipeline.h).
   dz_full,
   dz_empty,
   dq_full,

@@ -3,9 +3,9 @@
 
 namespace flashcore::cuda {
 
-/// What an entry point is compiled for. A kernel with fewer options is faster, so plain calls, and
-/// calls with an option that needs many registers, have kernels of their own. A family may have one
-/// kernel for several of them.
+/// The calls that an entry point is compiled for. A kernel with fewer options is faster, so plain
+/// calls have one of their own, and so have calls with an option that needs many registers. A
+/// family may have one entry point for several kinds of calls.
 enum class KernelEntry {
   plain,    // no options beyond those of the family's fast path
   general,  // all options that the family takes, but a bias in sm90; fused: the kernel that writes

@@ -132,7 +132,7 @@ struct FusedModelWarp {
     if (work.serial != queue.count) throw Violation{"reads a work tile that is not in its slot"};
     return work;
   }
-  /// Of operand `which` of a step: 0 is Q, 1 dO, 2 the rows, 3 dZ and dQ.
+  /// The tag of operand `which` of a step: 0 is Q, 1 dO, 2 the rows, 3 dZ and dQ.
   Tag tag(BwdQueueState queue, const BwdStep& step, int which) const {
     return {work(queue).serial, 100 * step.tile + 10 * step.head + which};
   }
@@ -338,7 +338,7 @@ struct FusedModelConsumer : FusedModelWarp {
   }
 
  private:
-  /// Of the step in s.
+  /// The tag of dZ of the step whose scores are in s.
   Tag of_dz() const { return {s.work_tile, s.tile + 3}; }
   /// left: K or V, or null for an operand in registers.
   void issue(Slot* left, Slot& right, const Tag& tag_of_right) {

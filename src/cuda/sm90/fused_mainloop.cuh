@@ -82,7 +82,7 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
 
   /// Stores the warpgroup's rows of dZᵀ.
   __device__ __forceinline__ void stage_dz(State b) const {
-    // Of the consumers. Opaque: an address kept through the loop would spill.
+    // The index among the consumers. Opaque: an address kept through the loop would spill.
     const int thread = (opaque(threadIdx.x) + 128) % 256u;
     const int key = thread / 32 * 16 + thread % 16, query = thread / 16 % 2 * 8;
     // The swizzle permutes chunks of 16 bytes, so 32 bytes further is one bit.
