@@ -173,15 +173,19 @@ Pair GradientSums::make_pair(const Row& row, std::int64_t j, double p) const {
   pair.p = p;
   const double* k = keys_.k.data() + j * p_.head_dim;
   const double* v = keys_.v.data() + j * p_.v_dim;
-  double dp = 0, magnitude = 0;
+  double dp = 0, magnitude = 0, largest = 0;
   for (std::size_t c = 0; c < row.dout.size(); ++c) {
-    dp += row.dout[c] * v[c];
-    magnitude += std::fabs(row.dout[c] * v[c]);
+    const double product = row.dout[c] * v[c];
+    dp += product;
+    magnitude += std::fabs(product);
+    largest = std::max(largest, std::fabs(product));
   }
   pair.w = dp - row.delta;
   const double u = a_.sum_unit;
-  pair.dp_error =
-      u * (2 + std::sqrt(static_cast<double>(p_.v_dim))) * magnitude + a_.dp_unit * std::fabs(dp);
+  const auto v_dim = static_cast<double>(p_.v_dim);
+  const double truncation = a_.truncates_sums ? v_dim * largest : 0.0;
+  pair.dp_error = u * (2 * magnitude + std::max(std::sqrt(v_dim) * magnitude, truncation)) +
+                  a_.dp_unit * std::fabs(dp);
   double score_error = row.score_error;
   if (p_.options.softcap > 0) {
     double z = 0;
