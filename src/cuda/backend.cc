@@ -34,7 +34,8 @@ Status any_device() noexcept {
 
 /// Combines more partial results than fit into the arguments of a kernel. Their table is allocated
 /// and freed in stream order, which a graph can capture.
-Status combine_long(const core::CombineParams& params, std::int64_t ctas, Stream stream) noexcept {
+Status combine_long(const core::CombineParams& params, const void* entry,
+                    const cuda::LaunchOptions& options, Stream stream) noexcept {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   void* memory = nullptr;
   FLASHCORE_CUDA(cudaMallocAsync(
@@ -52,8 +53,7 @@ Status combine_long(const core::CombineParams& params, std::int64_t ctas, Stream
   if (status.ok()) {
     core::LongCombineParams on_gpu{params};
     on_gpu.long_table = table;
-    status =
-        launch_kernel(cuda::combine_long_entry(), on_gpu, {ctas, cuda::kCombineThreads}, stream);
+    status = launch_kernel(entry, on_gpu, options, stream);
   }
   FLASHCORE_CUDA(cudaFreeAsync(memory, cuda_stream));
   return status;
@@ -97,9 +97,11 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t rows =
         static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
-    const std::int64_t ctas = (rows + cuda::kCombineRowsPerCta - 1) / cuda::kCombineRowsPerCta;
-    if (params.long_table != nullptr) return combine_long(params, ctas, stream);
-    return launch_kernel(cuda::combine_entry(), params, {ctas, cuda::kCombineThreads}, stream);
+    const cuda::CombineForm form = cuda::combine_form(rows);
+    const std::int64_t ctas = (rows + form.rows_per_cta - 1) / form.rows_per_cta;
+    const cuda::LaunchOptions options{ctas, cuda::kCombineThreads};
+    if (params.long_table != nullptr) return combine_long(params, form.long_entry, options, stream);
+    return launch_kernel(form.entry, params, options, stream);
   }
 
   Status append(const core::AppendParams& params, Device device, Stream stream,

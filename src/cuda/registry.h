@@ -15,10 +15,14 @@ namespace flashcore::cuda {
 /// of kernels(). launch.cc chooses the entry of a call.
 const void* entry_of(const KernelInfo& kernel, KernelEntry entry) noexcept;
 
-/// Combines partial results (common/combine.cu).
-const void* combine_entry() noexcept;
+/// Combines partial results (common/combine.cu). The long entry reads them from a long table, which
+/// fill_table() writes chunk by chunk.
+struct CombineForm {
+  const void *entry, *long_entry;
+  int rows_per_cta;
+};
+CombineForm combine_form(std::int64_t rows) noexcept;
 inline constexpr int kCombineThreads = 128;
-inline constexpr int kCombineRowsPerCta = kCombineThreads / 32;
 
 /// Packs a boolean mask into bits (common/pack_mask.cu).
 const void* pack_mask_entry() noexcept;
@@ -26,8 +30,6 @@ inline constexpr int kPackMaskThreads = 512;
 /// Packs a block mask in the same way.
 const void* pack_block_mask_entry() noexcept;
 
-/// Combines the partial results of a long table, which fill_table() writes chunk by chunk.
-const void* combine_long_entry() noexcept;
 struct CombineTableChunk {
   core::PartialResult entries[core::kMaxCombineTable];
   core::PartialResult* to;
