@@ -17,12 +17,12 @@ static_assert(kFusedTileRows == kBwdTileRows && kFusedStages == kBwdConsumers);
 /// tile_full             scheduler                                  all other roles
 /// tile_empty            all other roles                            scheduler
 /// tile_requested        producer                                   scheduler
-/// dz_full               every consumer warp: dZ of a step          warpgroup with duty
-/// dz_empty              warps with duty: they have dQ of the step  consumers
-/// dq_full               warps with duty: dQ is in shared memory    store thread
-/// dq_empty              store thread                               warpgroup with duty
+/// dz_full               every consumer warp: dZ of a step            consumers
+/// dz_empty              every consumer warp: it has dQ of the step   consumers
+/// dq_full               every consumer warp: dQ is in shared memory  store thread
+/// dq_empty              store thread                                 consumers
 constexpr Sm90BarrierRow sm90_barrier(const Sm90FusedTraits&, Sm90BwdBarrier barrier) {
-  constexpr int kWarps = 4 * kBwdConsumers, kStages = kFusedStages, kDuty = 4;
+  constexpr int kWarps = 4 * kBwdConsumers, kStages = kFusedStages;
   switch (barrier) {
     case Sm90BwdBarrier::a1_full: return {"a1_full", 1, 1, false};
     case Sm90BwdBarrier::a1_empty: return {"a1_empty", 1, kWarps, true};
@@ -37,8 +37,8 @@ constexpr Sm90BarrierRow sm90_barrier(const Sm90FusedTraits&, Sm90BwdBarrier bar
     case Sm90BwdBarrier::tile_empty: return {"tile_empty", kBwdTileSlots, kWarps + 3, true};
     case Sm90BwdBarrier::tile_requested: return {"tile_requested", 1, 1, false};
     case Sm90BwdBarrier::dz_full: return {"dz_full", kStages, kWarps, false};
-    case Sm90BwdBarrier::dz_empty: return {"dz_empty", kStages, kDuty, true};
-    case Sm90BwdBarrier::dq_full: return {"dq_full", kStages, kDuty, false};
+    case Sm90BwdBarrier::dz_empty: return {"dz_empty", kStages, kWarps, true};
+    case Sm90BwdBarrier::dq_full: return {"dq_full", kStages, kWarps, false};
     case Sm90BwdBarrier::dq_empty: return {"dq_empty", kStages, 1, true};
     default: return {};
   }

@@ -8,7 +8,7 @@
 //
 // A work tile is 128 keys of a KV head. Its steps go down through the query tiles, and for each
 // through the query heads of the group. Both warpgroups compute every step. dZ of a step goes to
-// shared memory; the warpgroup whose number is the step's stage has duty: it computes dQ.
+// shared memory, so that each of them can compute half the columns of dQ.
 #pragma once
 
 #include "core/sm90_bwd_roles.h"
@@ -132,17 +132,24 @@ FLASHCORE_ROLE void issue_fused_dp(Warp& warp, FusedSteps::State b) {
   warp.issue_dp(b);
 }
 
-/// P, dZ, dV and dK of a step. In flight before: S, then dP; afterwards: dV, then dK.
-template <typename Warp>
-FLASHCORE_ROLE void consume_fused_pairs(Warp& warp, const FusedPosition& at) {
-  using B = Sm90BwdBarrier;
-  const FusedSteps::State b = at.b;
+/// P and dZ of a step, whose S and dP are in flight. between() runs after P.
+template <int kAfterS, typename Warp, typename Between>
+FLASHCORE_ROLE void consume_fused_pairs(Warp& warp, const FusedPosition& at, Between between) {
   const bool needs_mask = warp.needs_mask(at.queue, at.step.tile);
-  warp.template wgmma_wait<1>();
-  warp.probabilities(at.queue, b, at.step, needs_mask);
+  warp.template wgmma_wait<kAfterS>();
+  warp.probabilities(at.queue, at.b, at.step, needs_mask);
+  between();
   warp.template wgmma_wait<0>();
-  if (at.is_last(warp.work(at.queue))) warp.template arrive<B::a2_empty>(BwdTileState{});
-  warp.score_gradients(at.queue, b, at.step, needs_mask);
+  if (at.is_last(warp.work(at.queue))) {
+    warp.template arrive<Sm90BwdBarrier::a2_empty>(BwdTileState{});
+  }
+  warp.score_gradients(at.queue, at.b, at.step, needs_mask);
+}
+
+/// Issues dV and dK of a step, and shows dZ to the other warpgroup.
+template <typename Warp>
+FLASHCORE_ROLE void issue_fused_sums(Warp& warp, FusedSteps::State b) {
+  using B = Sm90BwdBarrier;
   warp.issue_dv(b, true);
   warp.template wait<B::dz_empty>(b);
   warp.stage_dz(b);
@@ -150,54 +157,26 @@ FLASHCORE_ROLE void consume_fused_pairs(Warp& warp, const FusedPosition& at) {
   warp.issue_dx(b, true);
 }
 
-/// dQ of a step by the warpgroup with duty. In flight before: dV, dK; afterwards nothing is.
+/// Issues dQ of a step after dV and dK, which have ended.
 template <typename Warp>
-FLASHCORE_ROLE void consume_fused_duty(Warp& warp, FusedSteps::State b) {
+FLASHCORE_ROLE void issue_fused_dq(Warp& warp, FusedSteps::State b) {
   using B = Sm90BwdBarrier;
-  warp.template wgmma_wait<0>();  // dQ needs the registers of P and dZ
   warp.template arrive<B::q_empty>(b);
   warp.template arrive<B::dout_empty>(b);
   warp.template wait<B::dz_full>(b);
   warp.issue_dq(b);
-  warp.template wgmma_wait<0>();
+}
+template <typename Warp>
+FLASHCORE_ROLE void store_fused_dq(Warp& warp, FusedSteps::State b) {
+  using B = Sm90BwdBarrier;
   warp.template arrive<B::dz_empty>(b);
   warp.template wait<B::dq_empty>(b);
   warp.stage_dq(b);
   warp.template arrive<B::dq_full>(b);
 }
 
-/// A step, and S and dP of the next one. False after the last step.
-template <bool kDuty, typename Warp>
-FLASHCORE_ROLE bool consume_fused_step(Warp& warp, FusedPosition& at) {
-  using B = Sm90BwdBarrier;
-  consume_fused_pairs(warp, at);
-  const FusedSteps::State used = at.b;
-  const bool last = at.is_last(warp.work(at.queue));
-  if constexpr (kDuty) consume_fused_duty(warp, used);
-  at.b.advance();
-  if (last) {
-    warp.template wgmma_wait<0>();
-    if constexpr (!kDuty) {
-      warp.template arrive<B::q_empty>(used);
-      warp.template arrive<B::dout_empty>(used);
-    }
-    warp.template arrive<B::a1_empty>(BwdTileState{});
-    return false;
-  }
-  advance_down(at.step, warp.work(at.queue).heads);
-  issue_fused_s(warp, at.b);
-  if constexpr (!kDuty) {
-    warp.template wgmma_wait<1>();
-    warp.template arrive<B::q_empty>(used);
-    warp.template arrive<B::dout_empty>(used);
-  }
-  issue_fused_dp(warp, at.b);
-  return true;
-}
-
-/// The steps of a work tile. Duty alternates. Code for both kinds of step alternates too: GEMMs in
-/// flight where branches meet would be serialized.
-template <bool kDutyFirst, typename Warp>
+/// The steps of a work tile. The loop goes from dV of a step to dZ of the next one.
+template <typename Warp>
 FLASHCORE_ROLE void consume_fused_steps(Warp& warp, FusedPosition& at) {
   using B = Sm90BwdBarrier;
   warp.template wait<B::a1_full>(warp.tile_state(at.queue));
@@ -205,10 +184,28 @@ FLASHCORE_ROLE void consume_fused_steps(Warp& warp, FusedPosition& at) {
   warp.template wait<B::a2_full>(warp.tile_state(at.queue));
   issue_fused_dp(warp, at.b);
   warp.inspect_keys(at.queue);  // while S and dP are computed
+  consume_fused_pairs<1>(warp, at, [] {});
   for (;;) {
-    if (!consume_fused_step<kDutyFirst>(warp, at)) return;
-    if (!consume_fused_step<!kDutyFirst>(warp, at)) return;
+    issue_fused_sums(warp, at.b);
+    if (at.is_last(warp.work(at.queue))) break;
+    const FusedSteps::State used = at.b;
+    at.b.advance();
+    advance_down(at.step, warp.work(at.queue).heads);
+    issue_fused_s(warp, at.b);
+    warp.template wgmma_wait<1>();
+    issue_fused_dq(warp, used);
+    consume_fused_pairs<1>(warp, at, [&] {
+      warp.template wgmma_wait<0>();
+      store_fused_dq(warp, used);
+      issue_fused_dp(warp, at.b);
+    });
   }
+  warp.template wgmma_wait<0>();
+  issue_fused_dq(warp, at.b);
+  warp.template wgmma_wait<0>();
+  warp.template arrive<B::a1_empty>(BwdTileState{});
+  store_fused_dq(warp, at.b);
+  at.b.advance();
 }
 
 template <typename Warp>
@@ -220,11 +217,7 @@ FLASHCORE_ROLE void consume_fused(Warp& warp) {
     warp.begin_tile(queue);
     if (warp.work(queue).tiles > 0) {
       FusedPosition at{queue, b, first_fused_step(warp.work(queue))};
-      if (warp.has_duty(b)) {
-        consume_fused_steps<true>(warp, at);
-      } else {
-        consume_fused_steps<false>(warp, at);
-      }
+      consume_fused_steps(warp, at);
       b = at.b;
     }
     warp.store_tile(queue);

@@ -243,7 +243,7 @@ struct FusedModelConsumer : FusedModelWarp {
   using State = FusedSteps::State;
   static constexpr int kWarps = FusedModelCta::kWarps;
   int warp;  // index among the consumer warps of the CTA
-  Tag s{}, dp{}, dq{};
+  Tag s{}, dp{}, dz{}, dq{};
   std::vector<Tag> dv{}, dk{};
   std::deque<std::vector<Slot*>> gemms{};  // GEMMs in flight, and the tiles they read
   BwdQueueState queue{};
@@ -272,7 +272,6 @@ struct FusedModelConsumer : FusedModelWarp {
     dk.clear();
   }
   BwdTileState tile_state(BwdQueueState queue_) const { return cta.tile_states[queue_.stage()]; }
-  bool has_duty(State b) const { return static_cast<int>(b.stage()) == warp / 4; }
   bool needs_mask(BwdQueueState, std::int32_t) const { return false; }
   void inspect_keys(BwdQueueState queue_) {
     for (const Slot& slot : cta.a) slot.check({work(queue_).serial, 0});
@@ -296,13 +295,16 @@ struct FusedModelConsumer : FusedModelWarp {
     dk.push_back(s);
   }
   void issue_dq(State b) {
-    dq = of_dz();
+    dq = dz;
     issue(&cta.a[0], cta.dz[b.stage()], dq);
   }
-  void stage_dz(State b) { cta.dz[b.stage()].write_part(cta.fibers, of_dz(), kWarps); }
+  void stage_dz(State b) {
+    dz = {s.work_tile, s.tile + 3};
+    cta.dz[b.stage()].write_part(cta.fibers, dz, kWarps);
+  }
   void stage_dq(State b) {
     expect(gemms.empty(), "stages dQ before its GEMM ends");
-    cta.dq[b.stage()].write_part(cta.fibers, dq, kWarps / 2);
+    cta.dq[b.stage()].write_part(cta.fibers, dq, kWarps);
   }
 
   template <int kPending>
@@ -338,8 +340,6 @@ struct FusedModelConsumer : FusedModelWarp {
   }
 
  private:
-  /// The tag of dZ of the step whose scores are in s.
-  Tag of_dz() const { return {s.work_tile, s.tile + 3}; }
   /// left: K or V, or null for an operand in registers.
   void issue(Slot* left, Slot& right, const Tag& tag_of_right) {
     right.begin_read(tag_of_right);

@@ -6,11 +6,10 @@
 //   P = 2^(S scale log2(e) - base), dZ = P (dP - delta); base and delta of a query row come from
 //   common/backward.cu
 //
-// One step of a warpgroup with duty (core::consume_fused_steps), and of one without; S' and dP'
-// belong to the next step:
+// One step of a warpgroup (core::consume_fused_steps); S', P', dP' and dZ' belong to the next one.
+// Bars separate waits: what is left of a bar has ended right of the next one.
 //
-//   duty   | S dP | P, dZ, pack | dV, dZ -> smem, dK, wait for the other's dZ, dQ | store dQ | S'
-//   dP' else   | S dP | P, dZ, pack | dV, dZ -> smem, dK, S'  wait | dP' P' ...
+//   dV, dZ -> smem, dK | S', the other's dZ | dQ, P' | dQ -> smem, dP' | dZ'
 //
 //   role        threads                       registers  file
 //   scheduler   thread 32 of warpgroup 0      40         fused_producer.cuh: takes tickets

@@ -1,7 +1,7 @@
 // The consumer warps of a fused kernel: those of the split form's dkdv tiles, and dQ.
 //
-//   64 keys a warpgroup:  Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dZᵀ Q
-//   duty:                 dQ = dZ K over the 128 keys of both, from dZᵀ in shared memory
+//   64 keys a warpgroup:     Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dZᵀ Q
+//   64 columns a warpgroup:  dQ = dZ K over the 128 keys of both, from dZᵀ in shared memory
 #pragma once
 
 #include "cuda/primitives/mma.cuh"
@@ -11,15 +11,15 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// Issues dQ = dZ K: [64 queries, head_dim] = [64, 128 keys] x [128 keys, head_dim], both operands
+/// Issues dQ = dZ K: [64 queries, columns] = [64, 128 keys] x [128 keys, columns], both operands
 /// MN-major: s_dz holds dZᵀ.
-template <typename C>
-__device__ __forceinline__ void issue_dq_product(float (&acc)[C::kHeadDim / 2],
+template <typename C, int kSums>
+__device__ __forceinline__ void issue_dq_product(float (&acc)[kSums],
                                                  const unsigned char* s_dz,
                                                  const unsigned char* s_k) {
   const std::uint64_t a = core::matrix_descriptor(shared_address(s_dz), C::TileDz::kPanelBytes);
   const std::uint64_t b = core::matrix_descriptor(shared_address(s_k), C::TileA1::kPanelBytes);
-  using Gemm = Wgmma<C::kHeadDim>;
+  using Gemm = Wgmma<2 * kSums>;
   wgmma_fence();
   Gemm::template ss_mn_major<typename C::Element, false>(acc, a, b);
 #pragma unroll
@@ -37,7 +37,7 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
   using Base = KeysConsumer<C, Steps>;
   using State = Steps::State;
   using Base::Base;
-  float acc_dq[C::kHeadDim / 2];
+  float acc_dq[C::kHeadDim / 4];
 
   /// Sums start at 0: a predicate for the first step would need a register.
   __device__ __forceinline__ void begin_tile(BwdQueueState) {
@@ -46,9 +46,6 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
   }
   __device__ __forceinline__ core::BwdTileState tile_state(BwdQueueState queue) const {
     return this->s.tile_states[queue.stage()];
-  }
-  __device__ __forceinline__ bool has_duty(State b) const {
-    return static_cast<int>(b.stage()) == this->t.group;
   }
 
   /// P of a step, also of hidden pairs.
@@ -99,14 +96,19 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
         this->acc_dp, this->s.a2(), this->s.template b2<Steps>(b.stage()), opaque(this->t.group));
   }
   __device__ __forceinline__ void issue_dq(State b) {
-    issue_dq_product<C>(acc_dq, this->s.dz[b.stage()], this->s.a1());
+    using Tile = typename C::TileA1;
+    static_assert(C::kHeadDim == 2 * Tile::kPanelColumns);
+    issue_dq_product<C>(acc_dq, this->s.dz[b.stage()],
+                        this->s.a1() + opaque(this->t.group) * Tile::kPanelBytes);
   }
   /// Stores the accumulators of dQ for the store thread.
   __device__ __forceinline__ void stage_dq(State b) {
     fence_registers(acc_dq);
-    float4* const s_own = reinterpret_cast<float4*>(this->s.dq[b.stage()]) + threadIdx.x % 128;
+    constexpr int kVectors = C::kHeadDim / 16;
+    float4* const s_own = reinterpret_cast<float4*>(this->s.dq[b.stage()]) +
+                          this->t.group * 128 * kVectors + threadIdx.x % 128;
 #pragma unroll
-    for (int i = 0; i < C::kHeadDim / 8; ++i) {
+    for (int i = 0; i < kVectors; ++i) {
       s_own[128 * i] =
           make_float4(acc_dq[4 * i], acc_dq[4 * i + 1], acc_dq[4 * i + 2], acc_dq[4 * i + 3]);
     }
