@@ -132,18 +132,14 @@ FLASHCORE_ROLE void issue_fused_dp(Warp& warp, FusedSteps::State b) {
   warp.issue_dp(b);
 }
 
-/// P and dZ of a step, whose S and dP are in flight. between() runs after P.
-template <int kAfterS, typename Warp, typename Between>
-FLASHCORE_ROLE void consume_fused_pairs(Warp& warp, const FusedPosition& at, Between between) {
-  const bool needs_mask = warp.needs_mask(at.queue, at.step.tile);
-  warp.template wgmma_wait<kAfterS>();
-  warp.probabilities(at.queue, at.b, at.step, needs_mask);
-  between();
+/// dZ of a step, whose dP is in flight.
+template <typename Warp>
+FLASHCORE_ROLE void finish_fused_pairs(Warp& warp, const FusedPosition& at) {
   warp.template wgmma_wait<0>();
   if (at.is_last(warp.work(at.queue))) {
     warp.template arrive<Sm90BwdBarrier::a2_empty>(BwdTileState{});
   }
-  warp.score_gradients(at.queue, at.b, at.step, needs_mask);
+  warp.score_gradients(at.queue, at.b, at.step, warp.needs_mask(at.queue, at.step.tile));
 }
 
 /// Issues dV and dK of a step, and shows dZ to the other warpgroup.
@@ -184,21 +180,26 @@ FLASHCORE_ROLE void consume_fused_steps(Warp& warp, FusedPosition& at) {
   warp.template wait<B::a2_full>(warp.tile_state(at.queue));
   issue_fused_dp(warp, at.b);
   warp.inspect_keys(at.queue);  // while S and dP are computed
-  consume_fused_pairs<1>(warp, at, [] {});
+  warp.template wgmma_wait<1>();
+  warp.template probabilities<0, 2>(at.queue, at.b, at.step);
+  finish_fused_pairs(warp, at);
   for (;;) {
     issue_fused_sums(warp, at.b);
     if (at.is_last(warp.work(at.queue))) break;
-    const FusedSteps::State used = at.b;
+    const FusedSteps::State used = warp.uniform(at.b);
+    at.b = used;
     at.b.advance();
     advance_down(at.step, warp.work(at.queue).heads);
     issue_fused_s(warp, at.b);
     warp.template wgmma_wait<1>();
     issue_fused_dq(warp, used);
-    consume_fused_pairs<1>(warp, at, [&] {
-      warp.template wgmma_wait<0>();
-      store_fused_dq(warp, used);
-      issue_fused_dp(warp, at.b);
-    });
+    warp.template wgmma_wait<1>();
+    warp.template probabilities<0, 1>(at.queue, at.b, at.step);
+    warp.template wgmma_wait<0>();
+    store_fused_dq(warp, used);
+    issue_fused_dp(warp, at.b);
+    warp.template probabilities<1, 2>(at.queue, at.b, at.step);
+    finish_fused_pairs(warp, at);
   }
   warp.template wgmma_wait<0>();
   issue_fused_dq(warp, at.b);

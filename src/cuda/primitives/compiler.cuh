@@ -25,6 +25,13 @@ __device__ __forceinline__ void keep_wait_below(bool never) {
   while (never) __nanosleep(1);
 }
 
+/// Runs code where it stands. ptxas would sink exponentials below the next wgmma wait, though the
+/// GEMM should hide them, but it moves nothing out of a branch. `never` as above.
+template <typename Code>
+__device__ __forceinline__ void run_in_place(bool never, Code code) {
+  if (!never) code();
+}
+
 /// Prevents the compiler from moving accesses to these registers across this point.
 template <typename R, int kCount>
 __device__ __forceinline__ void fence_registers(R (&r)[kCount]) {

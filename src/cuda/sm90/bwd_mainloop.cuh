@@ -88,6 +88,11 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
   }
 
  protected:
+  /// For P, which the GEMM of dP should hide. Head dims above 192 have no registers for it.
+  template <typename Code>
+  __device__ __forceinline__ void run_in_place(Code code) const {
+    cuda::run_in_place(C::kHeadDim <= 192 && this->params.num_scheduled < 0, code);
+  }
   /// with(score): the score of a call with options. alibi_slope: of the query's head.
   template <typename With>
   __device__ __forceinline__ void with_options(float alibi_slope, With with) const {
@@ -144,8 +149,10 @@ struct KeysConsumer : BwdConsumerWarp<C, Steps> {
     if (needs_mask) this->hide_scores(queue, step.tile);
     if constexpr (C::kOptions) return;
     const float unit_log2 = this->params.call.fwd.softmax_scale_log2;
-    each_with(this->s.rows(b.stage()).base, [&](int i, float base) {
-      this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
+    this->run_in_place([&] {
+      each_with(this->s.rows(b.stage()).base, [&](int i, float base) {
+        this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
+      });
     });
   }
   /// dZ of a step. Packs it and P.
@@ -251,8 +258,10 @@ struct DqConsumer : BwdConsumerWarp<C, Steps> {
     if (needs_mask) this->hide_scores(queue, step.tile);
     if constexpr (C::kOptions) return;
     const float unit_log2 = this->params.call.fwd.softmax_scale_log2;
-    for_pairs<Steps::kRows>([&](int i, int half, int) {
-      this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base[half]));
+    this->run_in_place([&] {
+      for_pairs<Steps::kRows>([&](int i, int half, int) {
+        this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base[half]));
+      });
     });
   }
   /// dZ of a step, packed.

@@ -44,16 +44,24 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 2; ++i) this->acc_dk[i] = this->acc_dv[i] = 0.f;
   }
+  __device__ __forceinline__ State uniform(State b) const {
+    return {static_cast<std::uint32_t>(warp_uniform(static_cast<std::int32_t>(b.count)))};
+  }
   __device__ __forceinline__ core::BwdTileState tile_state(BwdQueueState queue) const {
     return this->s.tile_states[queue.stage()];
   }
 
-  /// P of a step, also of hidden pairs.
-  __device__ __forceinline__ void probabilities(BwdQueueState, State b, const BwdStep&, bool) {
-    fence_registers(this->acc_s);
+  /// P of a step in a half of its queries, or in both, also of hidden pairs.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void probabilities(BwdQueueState, State b, const BwdStep&) {
+    constexpr int kHalf = Steps::kRows / 4;  // of a thread's pairs
+    if constexpr (kBegin == 0) fence_registers(this->acc_s);
     const float unit_log2 = this->params.call.fwd.softmax_scale_log2;
-    each_query(this->s.rows(b.stage()).base, [&](int i, float base) {
-      this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
+    this->run_in_place([&] {
+      each_query<kBegin * kHalf, kEnd * kHalf>(
+          this->s.rows(b.stage()).base, [&](int i, float base) {
+            this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
+          });
     });
   }
   /// dZ of a step. Packs it and P, and hides pairs then: f32 P and dZ that live until a branch
@@ -93,13 +101,14 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
   __device__ __forceinline__ void issue_dp(State b) {
     using TileB = typename Base::TileB2;
     issue_pairs<C, Steps, typename C::TileA2, TileB, C::kVDim>(
-        this->acc_dp, this->s.a2(), this->s.template b2<Steps>(b.stage()), opaque(this->t.group));
+        this->acc_dp, this->s.a2(), this->s.template b2<Steps>(b.stage()),
+        warp_uniform(opaque(this->t.group)));
   }
   __device__ __forceinline__ void issue_dq(State b) {
     using Tile = typename C::TileA1;
     static_assert(C::kHeadDim == 2 * Tile::kPanelColumns);
     issue_dq_product<C>(acc_dq, this->s.dz[b.stage()],
-                        this->s.a1() + opaque(this->t.group) * Tile::kPanelBytes);
+                        this->s.a1() + warp_uniform(opaque(this->t.group)) * Tile::kPanelBytes);
   }
   /// Stores the accumulators of dQ for the store thread.
   __device__ __forceinline__ void stage_dq(State b) {
@@ -144,11 +153,12 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
 
  private:
   /// visit(i, x): x is the number of the pair's query in s_of_query. Opaque: see issue_s().
-  template <typename Visit>
+  template <int kBegin = 0, int kEnd = Steps::kRows / 2, typename Visit>
   static __device__ __forceinline__ void each_query(const float* s_of_query, Visit visit) {
     const float* s_own = s_of_query + opaque(threadIdx.x) % 4u * 2;
     float2 x{};
     for_pairs<Steps::kRows>([&](int i, int, int column) {
+      if (i < kBegin || i >= kEnd) return;
       if (i % 4 == 0) x = *reinterpret_cast<const float2*>(s_own + column);
       visit(i, i % 2 == 0 ? x.x : x.y);
     });
