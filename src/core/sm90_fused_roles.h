@@ -132,14 +132,16 @@ FLASHCORE_ROLE void issue_fused_dp(Warp& warp, FusedSteps::State b) {
   warp.issue_dp(b);
 }
 
-/// dZ of a step, whose dP is in flight.
+/// P and dZ of a step, whose dP is in flight.
 template <typename Warp>
-FLASHCORE_ROLE void finish_fused_pairs(Warp& warp, const FusedPosition& at) {
+FLASHCORE_ROLE void consume_fused_pairs(Warp& warp, const FusedPosition& at) {
+  const bool needs_mask = warp.needs_mask(at.queue, at.step.tile);
+  warp.probabilities(at.queue, at.b, at.step, needs_mask);
   warp.template wgmma_wait<0>();
   if (at.is_last(warp.work(at.queue))) {
     warp.template arrive<Sm90BwdBarrier::a2_empty>(BwdTileState{});
   }
-  warp.score_gradients(at.queue, at.b, at.step, warp.needs_mask(at.queue, at.step.tile));
+  warp.score_gradients(at.queue, at.b, at.step, needs_mask);
 }
 
 /// Issues dV and dK of a step, and shows dZ to the other warpgroup.
@@ -181,8 +183,7 @@ FLASHCORE_ROLE void consume_fused_steps(Warp& warp, FusedPosition& at) {
   issue_fused_dp(warp, at.b);
   warp.inspect_keys(at.queue);  // while S and dP are computed
   warp.template wgmma_wait<1>();
-  warp.template probabilities<0, 2>(at.queue, at.b, at.step);
-  finish_fused_pairs(warp, at);
+  consume_fused_pairs(warp, at);
   for (;;) {
     issue_fused_sums(warp, at.b);
     if (at.is_last(warp.work(at.queue))) break;
@@ -193,13 +194,10 @@ FLASHCORE_ROLE void consume_fused_steps(Warp& warp, FusedPosition& at) {
     issue_fused_s(warp, at.b);
     warp.template wgmma_wait<1>();
     issue_fused_dq(warp, used);
-    warp.template wgmma_wait<1>();
-    warp.template probabilities<0, 1>(at.queue, at.b, at.step);
     warp.template wgmma_wait<0>();
     store_fused_dq(warp, used);
     issue_fused_dp(warp, at.b);
-    warp.template probabilities<1, 2>(at.queue, at.b, at.step);
-    finish_fused_pairs(warp, at);
+    consume_fused_pairs(warp, at);
   }
   warp.template wgmma_wait<0>();
   issue_fused_dq(warp, at.b);

@@ -54,12 +54,14 @@ Status find_forced(const BackwardProblem& problem, const DeviceInfo& device,
 bool prefers_fused(const BackwardProblem& problem) noexcept {
   const Problem& p = problem.forward;
   if (p.options.reproducibility == Reproducibility::batch_invariant) return false;
-  if (p.q_varlen || p.kv_varlen || p.q_heads != p.kv_heads) return false;
+  if (p.q_varlen || p.kv_varlen) return false;
   const Options& o = p.options;
   const bool masked = o.causal || o.window_left >= 0 || o.window_right >= 0;
-  constexpr std::int64_t kDim = 96;  // smaller ones have kernels of their own
-  return std::max(p.head_dim, p.v_dim) > kDim &&
-         std::min(p.q_len, p.kv_len) >= (masked ? 16384 : 4096);
+  constexpr std::int64_t kDim = 96;     // smaller ones have kernels of their own
+  constexpr std::int64_t kTiles = 512;  // fewer work tiles end unevenly
+  const std::int64_t tiles = p.batch * p.kv_heads * ceil_div(p.kv_len, core::kFusedTileRows);
+  return std::max(p.head_dim, p.v_dim) > kDim && tiles >= kTiles &&
+         std::min(p.q_len, p.kv_len) >= (masked ? 4096 : 2048);
 }
 
 Status find_backward_kernel(const BackwardProblem& problem, const DeviceInfo& device,

@@ -272,6 +272,7 @@ struct FusedModelConsumer : FusedModelWarp {
     dk.clear();
   }
   BwdTileState tile_state(BwdQueueState queue_) const { return cta.tile_states[queue_.stage()]; }
+  static State uniform(State b) { return b; }
   bool needs_mask(BwdQueueState, std::int32_t) const { return false; }
   void inspect_keys(BwdQueueState queue_) {
     for (const Slot& slot : cta.a) slot.check({work(queue_).serial, 0});

@@ -88,10 +88,18 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
   }
 
  protected:
-  /// For P, which the GEMM of dP should hide. Head dims above 192 have no registers for it.
+  /// For P: in place, the GEMM of dP hides it. Otherwise ptxas computes it after dP, which is
+  /// faster for some shapes (docs/experiments/sm90.md). Head dims above 192 have no registers for
+  /// it.
   template <typename Code>
   __device__ __forceinline__ void run_in_place(Code code) const {
-    cuda::run_in_place(C::kHeadDim <= 192 && this->params.num_scheduled < 0, code);
+    constexpr int kDim = C::kHeadDim;
+    constexpr bool kInPlace = Steps::kOfKeys ? kDim == 64 : kDim != 128 && kDim <= 192;
+    if constexpr (kInPlace) {
+      cuda::run_in_place(this->params.num_scheduled < 0, code);
+    } else {
+      code();
+    }
   }
   /// with(score): the score of a call with options. alibi_slope: of the query's head.
   template <typename With>

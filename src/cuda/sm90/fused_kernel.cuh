@@ -7,9 +7,9 @@
 //   common/backward.cu
 //
 // One step of a warpgroup (core::consume_fused_steps); S', P', dP' and dZ' belong to the next one.
-// Bars separate waits: what is left of a bar has ended right of the next one.
+// At a bar it waits for its GEMMs:
 //
-//   dV, dZ -> smem, dK | S', the other's dZ | dQ, P' | dQ -> smem, dP' | dZ'
+//   dV, dZ -> smem, dK, S' | the other's dZ, dQ | dQ -> smem, dP', P' | dZ'
 //
 //   role        threads                       registers  file
 //   scheduler   thread 32 of warpgroup 0      40         fused_producer.cuh: takes tickets

@@ -14,8 +14,7 @@ namespace flashcore::cuda::sm90 {
 /// Issues dQ = dZ K: [64 queries, columns] = [64, 128 keys] x [128 keys, columns], both operands
 /// MN-major: s_dz holds dZᵀ.
 template <typename C, int kSums>
-__device__ __forceinline__ void issue_dq_product(float (&acc)[kSums],
-                                                 const unsigned char* s_dz,
+__device__ __forceinline__ void issue_dq_product(float (&acc)[kSums], const unsigned char* s_dz,
                                                  const unsigned char* s_k) {
   const std::uint64_t a = core::matrix_descriptor(shared_address(s_dz), C::TileDz::kPanelBytes);
   const std::uint64_t b = core::matrix_descriptor(shared_address(s_k), C::TileA1::kPanelBytes);
@@ -44,6 +43,7 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 2; ++i) this->acc_dk[i] = this->acc_dv[i] = 0.f;
   }
+  /// The same state. The compiler then keeps the addresses of its stage in uniform registers.
   __device__ __forceinline__ State uniform(State b) const {
     return {static_cast<std::uint32_t>(warp_uniform(static_cast<std::int32_t>(b.count)))};
   }
@@ -51,17 +51,12 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
     return this->s.tile_states[queue.stage()];
   }
 
-  /// P of a step in a half of its queries, or in both, also of hidden pairs.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void probabilities(BwdQueueState, State b, const BwdStep&) {
-    constexpr int kHalf = Steps::kRows / 4;  // of a thread's pairs
-    if constexpr (kBegin == 0) fence_registers(this->acc_s);
+  /// P of a step, also of hidden pairs.
+  __device__ __forceinline__ void probabilities(BwdQueueState, State b, const BwdStep&, bool) {
+    fence_registers(this->acc_s);
     const float unit_log2 = this->params.call.fwd.softmax_scale_log2;
-    this->run_in_place([&] {
-      each_query<kBegin * kHalf, kEnd * kHalf>(
-          this->s.rows(b.stage()).base, [&](int i, float base) {
-            this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
-          });
+    each_query(this->s.rows(b.stage()).base, [&](int i, float base) {
+      this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
     });
   }
   /// dZ of a step. Packs it and P, and hides pairs then: f32 P and dZ that live until a branch
@@ -153,12 +148,11 @@ struct FusedConsumer : KeysConsumer<C, core::FusedSteps> {
 
  private:
   /// visit(i, x): x is the number of the pair's query in s_of_query. Opaque: see issue_s().
-  template <int kBegin = 0, int kEnd = Steps::kRows / 2, typename Visit>
+  template <typename Visit>
   static __device__ __forceinline__ void each_query(const float* s_of_query, Visit visit) {
     const float* s_own = s_of_query + opaque(threadIdx.x) % 4u * 2;
     float2 x{};
     for_pairs<Steps::kRows>([&](int i, int, int column) {
-      if (i < kBegin || i >= kEnd) return;
       if (i % 4 == 0) x = *reinterpret_cast<const float2*>(s_own + column);
       visit(i, i % 2 == 0 ? x.x : x.y);
     });
