@@ -61,7 +61,7 @@ bool prefers_fused(const BackwardProblem& problem) noexcept {
   constexpr std::int64_t kTiles = 512;  // fewer work tiles end unevenly
   const std::int64_t tiles = p.batch * p.kv_heads * ceil_div(p.kv_len, core::kFusedTileRows);
   return std::max(p.head_dim, p.v_dim) > kDim && tiles >= kTiles &&
-         std::min(p.q_len, p.kv_len) >= (masked ? 4096 : 2048);
+         std::min(p.q_len, p.kv_len) >= (masked ? 2048 : 1024);
 }
 
 Status find_backward_kernel(const BackwardProblem& problem, const DeviceInfo& device,

@@ -265,7 +265,7 @@ TEST_F(BackwardApi, FusedKernelsComputeLongCalls) {
   const auto chosen = [&](std::int64_t length, std::int64_t kv_heads, std::int64_t head_dim,
                           const Options& options) -> std::string {
     BackwardProblem problem;
-    problem.forward = *dense_problem(DType::bf16, 1, 16, kv_heads, length, length, head_dim,
+    problem.forward = *dense_problem(DType::bf16, 4, 16, kv_heads, length, length, head_dim,
                                      head_dim, options, h200.device);
     problem.dout = problem.forward.out;
     problem.dq = problem.forward.q;
@@ -275,12 +275,13 @@ TEST_F(BackwardApi, FusedKernelsComputeLongCalls) {
     return plan.ok() ? plan->kernel->id : plan.status().message();
   };
   const Options causal{.causal = true};
-  EXPECT_EQ(chosen(4096, 16, 128, {}), "bwd_sm90_bf16_d128_fused");
-  EXPECT_EQ(chosen(4095, 16, 128, {}), "bwd_sm90_bf16_d128");
-  EXPECT_EQ(chosen(4096, 8, 128, {}), "bwd_sm90_bf16_d128");
+  EXPECT_EQ(chosen(1024, 16, 128, {}), "bwd_sm90_bf16_d128_fused");
+  EXPECT_EQ(chosen(1023, 16, 128, {}), "bwd_sm90_bf16_d128");
+  EXPECT_EQ(chosen(1024, 8, 128, {}), "bwd_sm90_bf16_d128");  // too few work tiles
+  EXPECT_EQ(chosen(2048, 8, 128, {}), "bwd_sm90_bf16_d128_fused");
   EXPECT_EQ(chosen(4096, 16, 96, {}), "bwd_sm90_bf16_d96");
-  EXPECT_EQ(chosen(4096, 16, 128, causal), "bwd_sm90_bf16_d128");
-  EXPECT_EQ(chosen(16384, 16, 128, causal), "bwd_sm90_bf16_d128_fused");
+  EXPECT_EQ(chosen(2047, 16, 128, causal), "bwd_sm90_bf16_d128");
+  EXPECT_EQ(chosen(2048, 16, 128, causal), "bwd_sm90_bf16_d128_fused");
   // Its bits are not those of shorter calls.
   EXPECT_EQ(chosen(4096, 16, 128, {.reproducibility = Reproducibility::batch_invariant}),
             "bwd_sm90_bf16_d128");
