@@ -24,7 +24,7 @@ GradientMemory::GradientMemory(const CaseSpec& spec, const Tensors& t) {
   Random random(spec.seed, kGradientStream);
   const KernelInfo* kernel = find_kernel(spec.options.kernel);
   const bool tma = kernel != nullptr && takes_aligned_gradients(*kernel);
-  const auto type = [&](DType own) { return random.chance(0.2) && !tma ? DType::f32 : own; };
+  const auto type = [&](DType own) { return random.chance(0.2) ? DType::f32 : own; };
   const auto layout = [&] {
     const bool padded = random.chance(0.3);
     return tma ? (padded ? Rows::aligned_apart : Rows::aligned)

@@ -123,9 +123,8 @@ Status launch_main(const BackwardPlan& plan, const core::BackwardParams& params,
 Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params,
                        Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const bool fused = params.k_chunks > 0;
-  const bool fast = kernel.family == Family::sm90 ? params.fwd.fast_path : params.fast_path;
-  const bool plain = fused || fast;
+  const bool plain =
+      kernel.family == Family::sm90 ? takes_plain_sm90_path(params) : params.fast_path;
   const void* entry = entry_of(kernel, plain ? KernelEntry::plain : KernelEntry::general);
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",

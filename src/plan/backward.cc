@@ -90,8 +90,9 @@ Reject check_tma_gradients(const KernelInfo& kernel, const BackwardProblem& prob
     return Reject::dout_strides;
   }
   const auto writes = [&](const Layout& layout, std::int64_t columns) {
-    return !layout.given() || (layout.dtype == p.dtype && layout.column == 1 &&
-                               layout.alignment_bytes >= 8 && columns % 4 == 0);
+    const bool typed = layout.dtype == p.dtype || layout.dtype == DType::f32;
+    return !layout.given() ||
+           (typed && layout.column == 1 && layout.alignment_bytes >= 8 && columns % 4 == 0);
   };
   const bool all = writes(problem.dq, p.head_dim) && writes(problem.dk, p.head_dim) &&
                    writes(problem.dv, p.v_dim);

@@ -231,7 +231,7 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
     case Reject::dout_strides:
       return "needs a dout with contiguous, 16-byte aligned rows that are not broadcast";
     case Reject::gradient_format:
-      return "writes dq, dk and dv in q's dtype, to contiguous, 8-byte aligned rows";
+      return "writes dq, dk and dv in q's dtype or f32, to contiguous, 8-byte aligned rows";
     case Reject::gradient_subset: return "computes dq together with dk or dv only";
     case Reject::some_gradients: return "computes dq, dk and dv together only";
     case Reject::strides: return "needs contiguous, 16-byte aligned rows that are not broadcast";

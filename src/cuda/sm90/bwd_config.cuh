@@ -21,7 +21,7 @@ using core::BwdQueueState;
 using core::BwdStep;
 using core::Sm90BwdBarrier;
 
-/// kOptions: the call has score modifications.
+/// kOptions: the call has score modifications, or gradients in f32.
 template <typename Element_, int kHeadDim_, int kVDim_, int kTileQ_, int kTileK_, int kStages_,
           int kWarpRows, int kThreads_, bool kOptions_ = false>
 struct BwdConfig {
@@ -29,7 +29,7 @@ struct BwdConfig {
   using WithOptions =
       BwdConfig<Element, kHeadDim_, kVDim_, kTileQ_, kTileK_, kStages_, kWarpRows, kThreads_, true>;
   static constexpr bool kOptions = kOptions_;
-  static constexpr bool kFused = false;
+  static constexpr bool kFused = false, kF32Gradients = kOptions;
   static constexpr core::Sm90BwdTraits kShape{kHeadDim_, kVDim_, kStages_, kOptions};
   static constexpr core::Sm90BwdTraits kFastShape{kHeadDim_, kVDim_, kStages_};
   static constexpr int kHeadDim = kHeadDim_;

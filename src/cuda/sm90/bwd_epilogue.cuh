@@ -9,21 +9,36 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// Stores a thread's rows of a gradient. rows: those that have sums; up to `written` the others are
-/// 0. first: element of row 0 of the tile.
+/// Where a gradient is stored.
+struct GradientRows {
+  void* g_to;
+  core::Element element;  // the type of the inputs or f32
+  std::int64_t first;     // element of row 0 of the tile
+  std::int64_t stride;
+  int rows;     // that have sums
+  int written;  // up to here the others are 0
+};
+
+/// Stores a thread's rows of a gradient.
 template <typename C, int kSums>
-__device__ __forceinline__ void store_gradient(const float (&acc)[kSums], void* g_to,
-                                               std::int64_t first, std::int64_t row_stride,
-                                               int rows, int written, int columns, float scale,
-                                               const Thread<C>& t) {
+__device__ __forceinline__ void store_gradient(const float (&acc)[kSums], const GradientRows& to,
+                                               int columns, float scale, const Thread<C>& t) {
   using Element = typename C::Element;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = t.row(half);
-    const bool has_sum = row < rows;
-    store_row<C, 2 * kSums>(
-        static_cast<Element*>(g_to) + first + row * row_stride, row < written, columns, t,
-        [&](int n, int i) { return has_sum ? acc[4 * n + 2 * half + i] * scale : 0.f; });
+    const bool has_sum = row < to.rows;
+    const std::int64_t at = to.first + row * to.stride;
+    const auto value = [&](int n, int i) {
+      return has_sum ? acc[4 * n + 2 * half + i] * scale : 0.f;
+    };
+    if (C::kF32Gradients && to.element == core::Element::f32) {
+      store_f32_row<C, 2 * kSums>(static_cast<float*>(to.g_to) + at, row < to.written, columns, t,
+                                  value);
+    } else {
+      store_row<C, 2 * kSums>(static_cast<Element*>(to.g_to) + at, row < to.written, columns, t,
+                              value);
+    }
   }
 }
 
@@ -39,19 +54,20 @@ __device__ __forceinline__ void store_dkdv(const float (&acc_dk)[C::kHeadDim / 2
   // Dense rows past the last key are written here, varlen rows are zero already.
   const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);
   const int written = whole ? f.kv_len - work.first_row : work.rows;
-  const auto store = [&](const auto& acc, void* g_to, const core::Strides& strides, int columns,
-                         float scale) {
+  const auto store = [&](const auto& acc, void* g_to, core::Element element,
+                         const core::Strides& strides, int columns, float scale) {
     if (g_to == nullptr) return;
     const std::int64_t first = core::row_offset(
         strides, work.b, work.head, static_cast<std::int64_t>(work.seq.k_row) + work.first_row);
-    store_gradient<C>(acc, g_to, first, strides.row, rows, written, columns, scale, t);
+    store_gradient<C>(acc, {g_to, element, first, strides.row, rows, written}, columns, scale, t);
   };
   const auto scale = static_cast<float>(p.scale);
   const bool twice = f.fault.is(InjectedFault::dk_scale_twice);
   if constexpr (Steps::kHasDx) {
-    store(acc_dk, p.dk, p.dk_strides, f.head_dim, (twice ? scale * scale : scale) / ds_scale);
+    store(acc_dk, p.dk, p.dk_element, p.dk_strides, f.head_dim,
+          (twice ? scale * scale : scale) / ds_scale);
   }
-  if constexpr (Steps::kHasDv) store(acc_dv, p.dv, p.dv_strides, f.v_dim, 1.f);
+  if constexpr (Steps::kHasDv) store(acc_dv, p.dv, p.dv_element, p.dv_strides, f.v_dim, 1.f);
 }
 
 template <typename C>
@@ -62,9 +78,9 @@ __device__ __forceinline__ void store_dq(const float (&acc_dq)[C::kHeadDim / 2],
   const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
   const std::int64_t first = core::row_offset(
       p.dq_strides, work.b, work.head, static_cast<std::int64_t>(work.seq.q_row) + work.first_row);
-  store_gradient<C>(acc_dq, p.dq, first, p.dq_strides.row, work.tiles > 0 ? work.rows : 0,
-                    work.rows, f.head_dim,
-                    (unscaled ? 1.f : static_cast<float>(p.scale)) / ds_scale, t);
+  const int rows = work.tiles > 0 ? work.rows : 0;
+  store_gradient<C>(acc_dq, {p.dq, p.dq_element, first, p.dq_strides.row, rows, work.rows},
+                    f.head_dim, (unscaled ? 1.f : static_cast<float>(p.scale)) / ds_scale, t);
 }
 
 }  // namespace flashcore::cuda::sm90

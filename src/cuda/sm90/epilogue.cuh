@@ -19,14 +19,14 @@ __device__ __forceinline__ std::int64_t query_offset(const core::Strides& stride
                           static_cast<std::int64_t>(work.seq.q_row) + query);
 }
 
-/// Stores an f32 row of head_dim columns if `written`. A quad writes whole 32-byte sectors.
-template <typename C, typename Value>
+/// Stores an f32 row of kColumns columns if `written`. A quad writes whole 32-byte sectors.
+template <typename C, int kColumns, typename Value>
 __device__ __forceinline__ void store_f32_row(float* g_row, bool written, int v_dim,
                                               const Thread<C>& t, Value value) {
   // fp8: a lane has four adjacent columns of two n-tiles (core::column_of_row).
   const int column = opaque((C::kFp8 ? 4 : 2) * (t.lane % 4));
 #pragma unroll
-  for (int n = 0; n < C::kHeadDim / 8; n += 2) {
+  for (int n = 0; n < kColumns / 8; n += 2) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int first = 8 * n + (C::kFp8 ? 2 : 8) * i;
@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
     char* g_row =
         static_cast<char*>(p.out) + query_offset(p.out_strides, work, t, query) * (is_f32 ? 4 : 2);
     if (is_f32) {
-      store_f32_row<C>(reinterpret_cast<float*>(g_row), written, p.v_dim, t, value);
+      store_f32_row<C, C::kHeadDim>(reinterpret_cast<float*>(g_row), written, p.v_dim, t, value);
     } else {
       store_row<C>(reinterpret_cast<typename C::Element*>(g_row), written, p.v_dim, t, value);
     }

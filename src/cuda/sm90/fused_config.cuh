@@ -12,7 +12,7 @@ template <typename Element_, int kHeadDim_, int kVDim_, int kTileQ_, int kTileK_
 struct FusedConfig {
   using Element = Element_;
   static constexpr bool kOptions = false;
-  static constexpr bool kFused = true;
+  static constexpr bool kFused = true, kF32Gradients = true;
   static constexpr core::Sm90FusedTraits kShape{kHeadDim_};
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kVDim = kVDim_;

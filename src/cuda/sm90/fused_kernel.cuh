@@ -96,10 +96,9 @@ __global__ void __launch_bounds__(128) finish_dq(const __grid_constant__ FusedPa
   const float ds_scale = C::kScalesDs ? core::ds_unit(p, b, h / p.group) : 1.f;
   const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
   const Thread<C> t(static_cast<int>(threadIdx.x) + 128);  // of the first consumer warpgroup
-  store_gradient<C>(acc, p.dq,
-                    core::row_offset(p.dq_strides, b, h, std::int64_t{seq.q_row} + first),
-                    p.dq_strides.row, has_keys ? rows : 0, rows, f.head_dim,
-                    (unscaled ? 1.f : static_cast<float>(p.scale)) / ds_scale, t);
+  const std::int64_t row0 = core::row_offset(p.dq_strides, b, h, std::int64_t{seq.q_row} + first);
+  store_gradient<C>(acc, {p.dq, p.dq_element, row0, p.dq_strides.row, has_keys ? rows : 0, rows},
+                    f.head_dim, (unscaled ? 1.f : static_cast<float>(p.scale)) / ds_scale, t);
 }
 
 }  // namespace flashcore::cuda::sm90

@@ -108,6 +108,15 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                          {call.v_dim, kv_rows, call.kv_heads, kv_batch}, {kv_box}, "v");
 }
 
+bool takes_plain_sm90_path(const core::BackwardParams& p) noexcept {
+  if (p.k_chunks > 0) return true;  // fused kernels have one path
+  const auto is_f32 = [](const void* g_to, core::Element element) {
+    return g_to != nullptr && element == core::Element::f32;
+  };
+  return p.fwd.fast_path && !is_f32(p.dq, p.dq_element) && !is_f32(p.dk, p.dk_element) &&
+         !is_f32(p.dv, p.dv_element);
+}
+
 Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams& call,
                             sm90::BwdParams& params) noexcept {
   const core::AttentionParams& f = call.fwd;
@@ -117,7 +126,7 @@ Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams
   const std::int32_t last_tiles = causal ? 4 * plan.device.sm_count : 0;
   const bool fused = call.k_chunks > 0;  // takes a scale that is not positive, too
   const core::Sm90BwdTraits shape{plan.kernel->head_dim, plan.kernel->v_dim, 0,
-                                  !f.fast_path && !fused};
+                                  !takes_plain_sm90_path(call)};
   const bool dq = call.dq != nullptr, dv = shape.splits_dkdv() && call.dv != nullptr;
   const bool dkdv = call.dk != nullptr || (call.dv != nullptr && !dv);
   const bool dkdv_last = shape.splits_dkdv() ? !dv : !dq, dq_last = !shape.splits_dkdv();

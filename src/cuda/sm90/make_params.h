@@ -18,6 +18,9 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
 Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams& call,
                             sm90::BwdParams& params) noexcept;
 
+/// True if the kernel for calls without options computes the gradients: the plain entry.
+bool takes_plain_sm90_path(const core::BackwardParams& p) noexcept;
+
 /// The same for gradients in the fused form.
 Status make_sm90_fused_params(const BackwardPlan& plan, const core::BackwardParams& call,
                               sm90::FusedParams& params) noexcept;
