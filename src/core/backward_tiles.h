@@ -67,6 +67,17 @@ FLASHCORE_HD KeyRange queries_that_see(const Mask& mask, KeyRange keys, std::int
   return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
+/// The queries that see all of `keys`, as [begin, end); empty if there are none.
+FLASHCORE_HD KeyRange queries_that_see_all(const Mask& mask, KeyRange keys, std::int32_t q_len) {
+  const std::int32_t last_key =
+      mask.kv_len - (mask.fault.is(InjectedFault::tail_key_dropped) ? 1 : 0);
+  if (keys.empty() || keys.begin < 0 || keys.end > last_key) return {0, 0};
+  const KeyRange first = queries_that_see(mask, {keys.begin, keys.begin + 1}, q_len);
+  const KeyRange last = queries_that_see(mask, {keys.end - 1, keys.end}, q_len);
+  const KeyRange both = intersect(first, last);
+  return both.empty() ? KeyRange{0, 0} : both;
+}
+
 /// KV tiles ascend and query tiles descend: with a causal mask the longest tiles come first.
 FLASHCORE_HD BackwardTile backward_tile(const BackwardParams& p, const BackwardGrid& grid,
                                         std::int64_t index) {

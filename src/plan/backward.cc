@@ -117,7 +117,7 @@ Reject backward_preference(const KernelInfo& kernel, const KernelInfo& chosen) n
 std::int32_t dbias_keys(const KernelInfo& kernel) noexcept {
   if (kernel.device == DeviceType::cpu) return 0;
   if (traits_of(kernel).loads != Loads::cp_async) return core::kDbiasKeys;
-  return core::Sm80BackwardTraits{kernel.head_dim, kernel.threads}.step_rows();
+  return core::Sm80BackwardTraits{kernel.head_dim, kernel.threads}.key_step();
 }
 
 /// Tiles of partial dq: see core::partial_tiles().

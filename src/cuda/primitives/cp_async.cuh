@@ -14,7 +14,12 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t s_to, const void* g_fr
                : "memory");
 }
 
-/// The same for 4 bytes; `bytes` is 0 or 4, addresses are multiples of 4.
+/// Copies 16 bytes. The size as an operand costs address arithmetic.
+__device__ __forceinline__ void cp_async_16(std::uint32_t s_to, const void* g_from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(s_to), "l"(g_from) : "memory");
+}
+
+/// cp_async_16() for 4 bytes; `bytes` is 0 or 4, addresses are multiples of 4.
 __device__ __forceinline__ void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                :

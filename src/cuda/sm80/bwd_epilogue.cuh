@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_gradient(const AccGradient<C>& acc, void* 
 
 /// Stores the sums of a dbias tile. If dbias has one row, it is the sum of all rows.
 template <typename C>
-__device__ __forceinline__ void store_dbias(const AccPairs<C>& sum, BwdStorage<C>& s,
+__device__ __forceinline__ void store_dbias(const AccPairs<C>& sum, BwdTiles<C>& s,
                                             const BackwardParams& p,
                                             const core::BackwardTile& tile) {
   static_assert(sizeof(s.a1) + sizeof(s.a2) >= sizeof(float) * C::kTile * C::kStep);

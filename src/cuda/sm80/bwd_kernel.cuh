@@ -9,18 +9,22 @@
 //   dq       Q    dO   K    V    dQ += dZ B1
 //   dbias    Q    dO   K    V    dbias += dS
 //
-//   waits                   B1                    all warps: weights  B2 free   B2(i+1), B1 free
-//   cp.async                                                        B2(i+1)       B1(i+1)
-//   MMA       | dP = A2 B2ᵀ |  | S = A1 B1ᵀ |           | dV += P B2 |  | += dZ B1 |
-//   ALU                                      P, dZ -> smem
+//   waits              B2, all warps    P              B1(i+1), all warps
+//   cp.async           B1(i+1)                         B2(i+1)
+//   MMA       | S = A1 B1ᵀ |   | dP = A2 B2ᵀ |  | dV += P B2 |   | += dZ B1 |
+//   ALU                          P -> smem        dZ -> smem
+//
+//   dq of head dims to 128: dZ stays in registers, and a step begins with its only barrier.
 //
 //   grid    one CTA per work tile. Each gradient has one writer, and every sum a fixed order
-//   CTA     head dims to 128: 4 warps, 64 × 64 pairs a step; above: 8 warps, 64 × 32. A warp has a
-//           block of pairs (32 × 32 or 16 × 16) and a block of gradients (32 rows; 16 columns of
-//           every 32 or 64), so P and dZ pass through shared memory
+//   CTA     head dims to 128: 4 warps, a step of 64 × 64 pairs (dkdv) or 128 × 32 (dq); above: 8
+//           warps, 64 × 32. A warp has a block of pairs (32 × 32 or 16 × 16). Its block of
+//           gradients has 32 rows and all columns (dq of head dims to 128), or 16 columns of every
+//           32 or 64: then P and dZ pass through shared memory
 //   f16     dS is rounded to f16 in units that keep it in range (core::ds_unit)
 //   NaN     as in simt/bwd.cuh: P and dZ of a hidden pair are selected to 0. An operand that is
-//           not finite becomes 0 in shared memory before the products over pairs
+//           not finite becomes 0 in shared memory before the products over pairs. The fast path
+//           does so only if the sums of a tile are not finite: then it computes the tile again
 //   paths   fast path: scores are only scaled and masked by position, rows are 16-byte aligned.
 //           General path: every option, any strides
 //
@@ -29,13 +33,15 @@
 //   bwd_load.cuh      cp.async into swizzled tiles; row statistics; the CTA's work
 //   bwd_mma.cuh       products over columns and over pairs
 //   bwd_score.cuh     P and dZ: options, masks, NaN
+//   bwd_plain.cuh     P and dZ of the fast path, between MMAs
+//   bwd_steps.cuh     loads of the steps of a work tile
 //   bwd_mainloop.cuh  the steps of a work tile
 //   bwd_epilogue.cuh  stores
 //
 //   smem                  shape               type
 //   a1, a2                [kTile, head_dim]   16-bit, swizzled
-//   b1, b2                [kStep, head_dim]   16-bit, swizzled
-//   p, dz                 [kTile, kStep]      16-bit, swizzled
+//   b1, b2                [kStages…][kStep, head_dim]   16-bit, swizzled
+//   p, dz                 [kTile, kStep]      16-bit, swizzled; not if dZ stays in registers
 //   base, factor, delta   [queries]           f32
 //   range                 [queries]           the keys that a query sees
 #pragma once
@@ -49,13 +55,13 @@ namespace flashcore::cuda::sm80 {
 
 /// dK and dV of a KV tile, over all query heads of the group.
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void compute_dkdv(BwdStorage<C>& s, const BackwardParams& p,
+__device__ __forceinline__ void compute_dkdv(BwdTiles<C>& s, const BackwardParams& p,
                                              const core::BackwardTile& tile) {
   const core::AttentionParams& f = p.fwd;
   select_work<C>(s, p, tile, tile.b, tile.head * p.group, tile.head);
   const BwdWork& work = s.work;
   AccGradient<C> dk = {}, dv = {};
-  run_steps<C, kFastPath, true>(s, p, dk, dv);
+  sum_gradients<C, kFastPath, true>(s, p, dk, dv);
   // Dense rows past the sequence's keys are written here, varlen rows were zeroed before.
   const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);
   const int rows = whole ? min(C::kTile, f.kv_len - work.first_a) : work.rows_a;
@@ -76,14 +82,14 @@ __device__ __forceinline__ void compute_dkdv(BwdStorage<C>& s, const BackwardPar
 
 /// dQ of a query tile.
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void compute_dq(BwdStorage<C>& s, const BackwardParams& p,
+__device__ __forceinline__ void compute_dq(BwdTiles<C>& s, const BackwardParams& p,
                                            const core::BackwardTile& tile) {
   const core::AttentionParams& f = p.fwd;
   select_work<C>(s, p, tile, tile.b, tile.head, tile.head / p.group);
   const BwdWork& work = s.work;
   if (work.rows_a <= 0) return;
   AccGradient<C> dq = {}, none;
-  run_steps<C, kFastPath, false>(s, p, dq, none);
+  sum_gradients<C, kFastPath, false>(s, p, dq, none);
   const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
   store_gradient<C>(dq, p.dq, p.dq_element,
                     core::row_offset(p.dq_strides, work.b, work.h, work.seq.q_row + work.first_a),
@@ -93,7 +99,7 @@ __device__ __forceinline__ void compute_dq(BwdStorage<C>& s, const BackwardParam
 
 /// A tile of dbias, over the axes that the bias repeats.
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void compute_dbias(BwdStorage<C>& s, const BackwardParams& p,
+__device__ __forceinline__ void compute_dbias(BwdTiles<C>& s, const BackwardParams& p,
                                               const core::BackwardTile& tile) {
   const core::AttentionParams& f = p.fwd;
   AccPairs<C> sum = {};
@@ -124,31 +130,31 @@ __device__ __forceinline__ void compute_dbias(BwdStorage<C>& s, const BackwardPa
   store_dbias<C>(sum, s, p, tile);
 }
 
-template <typename C, bool kFastPath>
+template <typename Config, bool kFastPath>
 __device__ __forceinline__ void run_bwd_cta(const BackwardParams& p) {
   extern __shared__ __align__(128) unsigned char s_bytes[];
-  BwdStorage<C>& s = *reinterpret_cast<BwdStorage<C>*>(s_bytes);
+  auto& s = *reinterpret_cast<BwdStorage<Config>*>(s_bytes);
   const core::BackwardGrid grid = core::backward_grid(p);
   const core::BackwardTile tile = core::backward_tile(p, grid, blockIdx.x);
   if (tile.output == BackwardOutput::dkdv) {
-    compute_dkdv<C, kFastPath>(s, p, tile);
+    compute_dkdv<typename Config::Keys, kFastPath>(s.keys, p, tile);
   } else if (tile.output == BackwardOutput::dq) {
-    compute_dq<C, kFastPath>(s, p, tile);
+    compute_dq<typename Config::Queries, kFastPath>(s.queries, p, tile);
   } else if constexpr (!kFastPath) {  // a call with a bias takes the general path
-    compute_dbias<C, kFastPath>(s, p, tile);
+    compute_dbias<typename Config::Queries, kFastPath>(s.queries, p, tile);
   }
 }
 
-template <typename C>
-__global__ void __launch_bounds__(C::kThreads, C::kMinCtas)
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
     bwd_kernel(const __grid_constant__ BackwardParams p) {
-  run_bwd_cta<C, true>(p);
+  run_bwd_cta<Config, true>(p);
 }
 
-template <typename C>
-__global__ void __launch_bounds__(C::kThreads, C::kMinCtas)
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
     bwd_kernel_general(const __grid_constant__ BackwardParams p) {
-  run_bwd_cta<C, false>(p);
+  run_bwd_cta<Config, false>(p);
 }
 
 }  // namespace flashcore::cuda::sm80

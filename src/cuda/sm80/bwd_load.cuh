@@ -57,33 +57,93 @@ __device__ __forceinline__ BwdRows<typename C::Element> rows_of_v(const Backward
                      kFastPath || p.fwd.async_rows);
 }
 
+/// The part of a tile that a thread copies.
+template <typename C, int kRows>
+struct BwdCopies {
+  using Tile = core::SwizzledTile<kRows, C::kHeadDim>;
+  using Mine = ThreadCopies<Tile, C::kThreads>;
+  static constexpr int kMyRows = kRows / Mine::kRowStep;
+  static_assert(kRows % Mine::kRowStep == 0);
+  // The mask tells the compiler the range.
+  const Mine mine{opaque(threadIdx.x) & (C::kThreads - 1)};
+
+  /// The thread's first chunk of a tile that begins at row `first`.
+  template <typename T>
+  __device__ __forceinline__ const T* first_chunk(const BwdRows<T>& g, std::int32_t first) const {
+    return g.g_first + (first + mine.row) * g.row + 8 * mine.chunk;
+  }
+  template <typename T>
+  __device__ __forceinline__ std::uint32_t first_address(T* s_tile) const {
+    return shared_address(s_tile) + Tile::offset(mine.row, mine.chunk);
+  }
+};
+
+/// s_tile [kRows, head_dim] = rows from first_chunk() on, which cp.async can fetch; 0 from row
+/// `rows` of them on.
+template <typename C, int kRows, typename T>
+__device__ __forceinline__ void load_bwd_chunks(T* s_tile, const T* g_chunk,
+                                                std::int64_t row_stride, int columns, int rows) {
+  using Copies = BwdCopies<C, kRows>;
+  using Tile = typename Copies::Tile;
+  using Mine = typename Copies::Mine;
+  const Copies copies;
+  const std::uint32_t s_row = copies.first_address(s_tile);
+  if (rows >= kRows && columns == C::kHeadDim) {
+#pragma unroll
+    for (int n = 0; n < Copies::kMyRows; ++n) {
+#pragma unroll
+      for (int panel = 0; panel < Tile::kPanels; ++panel) {
+        cp_async_16(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes,
+                    g_chunk + panel * Tile::kPanelColumns);
+      }
+      g_chunk += Mine::kRowStep * row_stride;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int n = 0; n < Copies::kMyRows; ++n) {
+    const bool valid = copies.mine.row + n * Mine::kRowStep < rows;
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      const int left = columns - 8 * (panel * Tile::kPanelChunks + copies.mine.chunk);
+      cp_async_16(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes,
+                  g_chunk + panel * Tile::kPanelColumns, valid ? max(min(2 * left, 16), 0) : 0);
+    }
+    g_chunk += Mine::kRowStep * row_stride;
+  }
+}
+
 /// s_tile [kRows, head_dim] = rows [first, first + kRows); 0 from row `rows` of them on.
 template <typename C, int kRows, bool kFastPath>
 __device__ __forceinline__ void load_bwd_tile(typename C::Element* s_tile,
                                               const BwdRows<typename C::Element>& g,
                                               std::int32_t first, int rows) {
-  using Tile = core::SwizzledTile<kRows, C::kHeadDim>;
-  using Mine = ThreadCopies<Tile, C::kThreads>;
-  static_assert(kRows % Mine::kRowStep == 0);
-  const Mine mine(opaque(threadIdx.x));
-  const std::uint32_t s_row = shared_address(s_tile) + Tile::offset(mine.row, mine.chunk);
-  const auto* g_row = g.g_first + (first + mine.row) * g.row;
-#pragma unroll(kFastPath ? kRows / Mine::kRowStep : 1)
-  for (int n = 0; n < kRows / Mine::kRowStep; ++n) {
-    const int columns = mine.row + n * Mine::kRowStep < rows ? g.columns : 0;
-#pragma unroll(kFastPath ? Tile::kPanels : 1)
-    for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      copy_chunk(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes, g_row,
-                 panel * Tile::kPanelChunks + mine.chunk, columns, g.column, g.async);
+  using Copies = BwdCopies<C, kRows>;
+  using Tile = typename Copies::Tile;
+  using Mine = typename Copies::Mine;
+  const Copies copies;
+  if constexpr (kFastPath) {
+    load_bwd_chunks<C, kRows>(s_tile, copies.first_chunk(g, first), g.row, g.columns, rows);
+  } else {
+    const std::uint32_t s_row = copies.first_address(s_tile);
+    const auto* g_row = g.g_first + (first + copies.mine.row) * g.row;
+#pragma unroll 1
+    for (int n = 0; n < Copies::kMyRows; ++n) {
+      const int columns = copies.mine.row + n * Mine::kRowStep < rows ? g.columns : 0;
+#pragma unroll 1
+      for (int panel = 0; panel < Tile::kPanels; ++panel) {
+        copy_chunk(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes, g_row,
+                   panel * Tile::kPanelChunks + copies.mine.chunk, columns, g.column, g.async);
+      }
+      g_row += Mine::kRowStep * g.row;
     }
-    g_row += Mine::kRowStep * g.row;
   }
 }
 
-/// Loads statistics and visible keys of query rows [first, first + kRows) of head h; rows from
-/// `rows` on see no key.
-template <typename C, int kRows>
-__device__ __forceinline__ void load_bwd_stats(BwdStorage<C>& s, const BackwardParams& p,
+/// Loads statistics and, if kRanges, visible keys of query rows [first, first + kRows) of head h;
+/// rows from `rows` on see no key.
+template <typename C, int kRows, bool kRanges>
+__device__ __forceinline__ void load_bwd_stats(BwdTiles<C>& s, const BackwardParams& p,
                                                std::int32_t h, std::int32_t first, int rows) {
   const core::AttentionParams& f = p.fwd;
   const BwdWork& work = s.work;
@@ -100,7 +160,9 @@ __device__ __forceinline__ void load_bwd_stats(BwdStorage<C>& s, const BackwardP
   copy(s.base, p.row_base, at, valid);
   copy(s.factor, p.row_factor, at, valid);
   copy(s.delta, p.row_delta, at + (next ? 1 : 0), delta);
-  s.range[r] = valid ? core::visible_keys(work.seq.mask, first + r) : KeyRange{0, 0};
+  if constexpr (kRanges) {
+    s.range[r] = valid ? core::visible_keys(work.seq.mask, first + r) : KeyRange{0, 0};
+  }
 }
 
 /// Queries that see the tile's keys, of the heads of the group.
@@ -128,7 +190,7 @@ __device__ __forceinline__ BwdSteps steps_of_queries(const BwdWork& work) {
 
 /// Selects the sequence, the rows of A and the steps for (b, h). All threads call it.
 template <typename C>
-__device__ __forceinline__ void select_work(BwdStorage<C>& s, const BackwardParams& p,
+__device__ __forceinline__ void select_work(BwdTiles<C>& s, const BackwardParams& p,
                                             const core::BackwardTile& tile, std::int32_t b,
                                             std::int32_t h, std::int32_t kv_head) {
   __syncthreads();  // all threads have read the previous work
@@ -146,6 +208,14 @@ __device__ __forceinline__ void select_work(BwdStorage<C>& s, const BackwardPara
     const bool keys = tile.output == BackwardOutput::dkdv;
     work.rows_a = min(C::kTile, (keys ? work.seq.kv_len : work.seq.q_len) - work.first_a);
     work.steps = keys ? steps_of_keys<C>(p, work) : steps_of_queries<C>(work);
+    const KeyRange a{work.first_a, work.first_a + C::kTile};
+    if (keys) {
+      work.plain = core::queries_that_see_all(work.seq.mask, a, work.seq.q_len);
+    } else if (a.end <= work.seq.q_len) {
+      work.plain = core::keys_seen_by_all(work.seq.mask, a.begin, a.end - 1);
+    } else {
+      work.plain = {0, 0};
+    }
     work.unit = tile.output == BackwardOutput::dbias ? 1.f : core::ds_unit(p, b, kv_head);
   }
   __syncthreads();

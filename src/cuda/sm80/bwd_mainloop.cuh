@@ -1,159 +1,185 @@
 // The mainloop of gradients: steps of rows of B for the CTA's rows of A.
 #pragma once
 
-#include "cuda/sm80/bwd_load.cuh"
-#include "cuda/sm80/bwd_mma.cuh"
-#include "cuda/sm80/bwd_score.cuh"
+#include "cuda/sm80/bwd_plain.cuh"
+#include "cuda/sm80/bwd_steps.cuh"
 
 namespace flashcore::cuda::sm80 {
 
-/// A step of a work tile.
-struct BwdPosition {
-  std::int32_t head, first;
-
-  template <typename C>
-  __device__ __forceinline__ void advance(const BwdSteps& steps) {
-    first += C::kStep;
-    if (first < steps.end) return;
-    first = steps.begin;
-    ++head;
-  }
-};
-
-/// Loads of a step. Past the last one they load nothing, but commit a group.
-template <typename C, bool kFastPath, bool kKeysAreRows>
-struct BwdLoads {
-  BwdStorage<C>& s;
-  const BackwardParams& p;
-  const BwdSteps& steps;
-
-  __device__ __forceinline__ bool ended(const BwdPosition& at) const {
-    return at.head >= steps.first_head + steps.heads;
-  }
-  __device__ __forceinline__ int rows(const BwdPosition& at) const {
-    return min(C::kStep, steps.end - at.first);
-  }
-  /// Q and the statistics of queries, or K.
-  __device__ __forceinline__ void b1(const BwdPosition& at) const {
-    if (!ended(at)) {
-      const int count = rows(at);
-      if constexpr (kKeysAreRows) {
-        load_bwd_tile<C, C::kStep, kFastPath>(s.b1, rows_of_q<C, kFastPath>(p, s.work, at.head),
-                                              at.first, count);
-        load_bwd_stats<C, C::kStep>(s, p, at.head, at.first, count);
-      } else {
-        load_bwd_tile<C, C::kStep, kFastPath>(s.b1, rows_of_k<C, kFastPath>(p, s.work), at.first,
-                                              count);
-      }
-    }
-    cp_async_commit();
-  }
-  /// dO or V.
-  __device__ __forceinline__ void b2(const BwdPosition& at) const {
-    if (!ended(at)) {
-      const int count = rows(at);
-      if constexpr (kKeysAreRows) {
-        load_bwd_tile<C, C::kStep, kFastPath>(s.b2, rows_of_dout<C, kFastPath>(p, s.work, at.head),
-                                              at.first, count);
-      } else {
-        load_bwd_tile<C, C::kStep, kFastPath>(s.b2, rows_of_v<C, kFastPath>(p, s.work), at.first,
-                                              count);
-      }
-    }
-    cp_async_commit();
-  }
-};
-
-/// Loads the CTA's rows of A: K and V, or Q, dO and the statistics of queries.
-template <typename C, bool kFastPath, bool kKeysAreRows>
-__device__ __forceinline__ void load_a(BwdStorage<C>& s, const BackwardParams& p) {
-  const BwdWork& work = s.work;
-  if constexpr (kKeysAreRows) {
-    load_bwd_tile<C, C::kTile, kFastPath>(s.a1, rows_of_k<C, kFastPath>(p, work), work.first_a,
-                                          work.rows_a);
-    load_bwd_tile<C, C::kTile, kFastPath>(s.a2, rows_of_v<C, kFastPath>(p, work), work.first_a,
-                                          work.rows_a);
-  } else {
-    load_bwd_tile<C, C::kTile, kFastPath>(s.a1, rows_of_q<C, kFastPath>(p, work, work.h),
-                                          work.first_a, work.rows_a);
-    load_bwd_tile<C, C::kTile, kFastPath>(s.a2, rows_of_dout<C, kFastPath>(p, work, work.h),
-                                          work.first_a, work.rows_a);
-    load_bwd_stats<C, C::kTile>(s, p, work.h, work.first_a, work.rows_a);
-  }
+template <typename C, bool kKeysAreRows>
+__device__ __forceinline__ float unit_at(const BwdTiles<C>& s, const BackwardParams& p,
+                                         const BwdPosition& at) {
+  const bool twice = !kKeysAreRows && at.first == 0 && p.fwd.fault.is(InjectedFault::dq_tile_twice);
+  return twice ? 2.f * s.work.unit : s.work.unit;
 }
 
-/// all_visible needs whole tiles: rows past the end see no key.
-template <typename C, bool kKeysAreRows>
-__device__ __forceinline__ BwdStep step_at(const BwdWork& work, const BwdPosition& at) {
-  const std::int32_t query = kKeysAreRows ? at.first : work.first_a;
-  const std::int32_t key = kKeysAreRows ? work.first_a : at.first;
-  const int queries = kKeysAreRows ? C::kStep : C::kTile, keys = kKeysAreRows ? C::kTile : C::kStep;
-  const KeyRange all = core::keys_seen_by_all(work.seq.mask, query, query + queries - 1);
-  return {at.head, query, key,
-          query + queries <= work.seq.q_len && all.begin <= key && key + keys <= all.end, true};
+/// Turns S into weights in shared memory, or dZ in d_pairs, for any call. Then all operands are
+/// finite. An idle warp has no rows.
+template <typename C, bool kFastPath, bool kKeysAreRows>
+__device__ __forceinline__ void find_weights(AccPairs<C>& pairs, AccPairs<C>& d_pairs,
+                                             BwdTiles<C>& s, const BackwardParams& p,
+                                             const BwdThread<C>& t, const BwdStep& step, float unit,
+                                             int stage, bool idle = false) {
+  bool special = false;
+  if (!idle) {
+    multiply_rows<C>(d_pairs, s.a2, s.b2[C::kStagesB2 == 1 ? 0 : stage], t);
+    special = finish_pairs<C, kFastPath, kKeysAreRows>(pairs, d_pairs, s, p, t, step, unit);
+  }
+  if (__syncthreads_or(special)) {
+    clean_operands<C, kKeysAreRows>(s, stage);
+    __syncthreads();
+  }
 }
 
 /// acc1 += dZ B1 and, in KV tiles, acc2 += P B2, over all steps.
-template <typename C, bool kFastPath, bool kKeysAreRows>
-__device__ __forceinline__ void run_steps(BwdStorage<C>& s, const BackwardParams& p,
+template <typename C, bool kFastPath, bool kKeysAreRows, bool kCareful>
+__device__ __forceinline__ void run_steps(BwdTiles<C>& s, const BackwardParams& p,
                                           AccGradient<C>& acc1, AccGradient<C>& acc2) {
-  const BwdLoads<C, kFastPath, kKeysAreRows> load{s, p, s.work.steps};
+  BwdLoads<C, kFastPath, kKeysAreRows, kCareful> load(s, p, s.work.steps);
   BwdPosition at{load.steps.first_head, load.steps.begin};
-  load_a<C, kFastPath, kKeysAreRows>(s, p);
-  load.b2(at);
+  int stage = 0;
+  load_a<C, kFastPath, kKeysAreRows, kCareful>(s, p);
+  load.b1(at, stage);
   cp_async_wait<0>();
   __syncthreads();
-  load.b1(at);
+  load.b2(at, stage);
 #pragma unroll 1
   while (!load.ended(at)) {
     const BwdThread<C> t(opaque(threadIdx.x));
-    AccPairs<C> pairs, d_pairs;
-    multiply_rows<C>(d_pairs, s.a2, s.b2, t);
-    cp_async_wait<0>();
-    __syncthreads();  // B1 and the statistics have arrived
-    multiply_rows<C>(pairs, s.a1, s.b1, t);
     const BwdStep step = step_at<C, kKeysAreRows>(s.work, at);
-    const bool special = finish_pairs<C, kFastPath, kKeysAreRows>(pairs, d_pairs, s, p, t, step);
-    if (__syncthreads_or(special)) {
-      clean_operands<C, kKeysAreRows>(s);
-      __syncthreads();
-    }
-    const bool twice = at.first == 0 && p.fwd.fault.is(InjectedFault::dq_tile_twice);
-    at.advance<C>(load.steps);
-    if constexpr (kKeysAreRows) {
-      multiply_weights<C>(acc2, s.p, s.b2, t);
-      __syncthreads();  // all warps have read B2
-    }
-    load.b2(at);
-    multiply_weights<C>(acc1, s.dz, s.b1, t);
-    if (!kKeysAreRows && twice) multiply_weights<C>(acc1, s.dz, s.b1, t);
+    const float unit = unit_at<C, kKeysAreRows>(s, p, at);
+    load.advance(at);
+    AccPairs<C> pairs;
+    multiply_rows<C>(pairs, s.a1, s.b1[stage], t);
     cp_async_wait<0>();
-    __syncthreads();  // B2 has arrived; all warps have read B1 and the weights
-    load.b1(at);
+    __syncthreads();  // B2 and the statistics have arrived; all warps have done the step before
+    load.b1(at, stage ^ 1);
+    if constexpr (kCareful) {
+      AccPairs<C> d_pairs;
+      find_weights<C, kFastPath, kKeysAreRows>(pairs, d_pairs, s, p, t, step, unit, stage);
+      if constexpr (kKeysAreRows) multiply_weights<C>(acc2, s.p, s.b2[0], t);
+    } else {
+      if (!step.all_visible) hide_scores<C, kKeysAreRows>(pairs, s.work, t, step);
+      run_plain_step<C, kKeysAreRows>(pairs, s, p, t, unit, acc2);
+    }
+    cp_async_wait<0>();
+    __syncthreads();  // the next B1 has arrived; all warps have stored dZ and read B2
+    load.b2(at, stage);
+    multiply_weights<C>(acc1, s.dz, s.b1[stage], t);
+    stage ^= 1;
   }
   cp_async_wait<0>();
+}
+
+/// acc += dZ B1 over all steps, with dZ in registers. One barrier per step.
+template <typename C, bool kFastPath, bool kCareful>
+__device__ __forceinline__ void run_register_steps(BwdTiles<C>& s, const BackwardParams& p,
+                                                   AccGradient<C>& acc) {
+  BwdLoads<C, kFastPath, false, kCareful> load(s, p, s.work.steps);
+  BwdPosition at{load.steps.first_head, load.steps.begin};
+  int stage = 0;
+  load_a<C, kFastPath, false, kCareful>(s, p);
+  load.b1(at, stage);
+  load.b2(at, stage);
+#pragma unroll 1
+  while (!load.ended(at)) {
+    const BwdThread<C> t(opaque(threadIdx.x));
+    const BwdStep step = step_at<C, false>(s.work, at);
+    const float unit = unit_at<C, false>(s, p, at);
+    load.advance(at);
+    cp_async_wait<0>();
+    __syncthreads();  // the stage has arrived; all warps have read the other one
+    load.b1(at, stage ^ 1);
+    load.b2(at, stage ^ 1);
+    AccPairs<C> pairs;
+    if constexpr (kCareful) {
+      AccPairs<C> d_pairs;
+      const bool idle = !__any_sync(0xffffffffu, t.pair_row0() < s.work.rows_a);
+      if (!idle) multiply_rows<C>(pairs, s.a1, s.b1[stage], t);
+      find_weights<C, kFastPath, false>(pairs, d_pairs, s, p, t, step, unit, stage, idle);
+      if (!idle) multiply_pairs<C>(acc, d_pairs, s.b1[stage], t);
+    } else if (warp_sees<C>(s.work, t, step)) {
+      multiply_rows<C>(pairs, s.a1, s.b1[stage], t);
+      if (!step.all_visible) hide_scores<C, false>(pairs, s.work, t, step);
+      run_register_step<C>(pairs, s, p, t, unit, stage, acc);
+    }
+    stage ^= 1;
+  }
+  cp_async_wait<0>();
+}
+
+template <typename C, bool kFastPath, bool kKeysAreRows, bool kCareful>
+__device__ __forceinline__ void run_tile(BwdTiles<C>& s, const BackwardParams& p,
+                                         AccGradient<C>& acc1, AccGradient<C>& acc2) {
+  if constexpr (C::kWeightsInRegisters) {
+    run_register_steps<C, kFastPath, kCareful>(s, p, acc1);
+  } else {
+    run_steps<C, kFastPath, kKeysAreRows, kCareful>(s, p, acc1, acc2);
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void add_probes(float& probe, const AccGradient<C>& acc) {
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int group = 0; group < C::kGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) add_probe(probe, acc[m][group][i / 4][i % 4]);
+    }
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void zero_gradient(AccGradient<C>& acc) {
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int group = 0; group < C::kGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) acc[m][group][i / 4][i % 4] = 0.f;
+    }
+  }
+}
+
+/// The gradients of the CTA's rows of A: acc1 of dZ B1, acc2 of P B2. A number that is not finite
+/// in an operand makes a sum of the fast steps NaN or infinite, unless no weight depends on it.
+template <typename C, bool kFastPath, bool kKeysAreRows>
+__device__ __forceinline__ void sum_gradients(BwdTiles<C>& s, const BackwardParams& p,
+                                              AccGradient<C>& acc1, AccGradient<C>& acc2) {
+  // A scale that is not positive makes no weight 0 of a score of -inf.
+  if (kFastPath && plain_scale(p) > 0.f) {
+    run_tile<C, true, kKeysAreRows, false>(s, p, acc1, acc2);
+    float probe = 0.f;
+    add_probes<C>(probe, acc1);
+    if constexpr (kKeysAreRows) add_probes<C>(probe, acc2);
+    if (!__syncthreads_or(probe != 0.f)) return;
+    zero_gradient<C>(acc1);
+    zero_gradient<C>(acc2);
+  }
+  run_tile<C, kFastPath, kKeysAreRows, true>(s, p, acc1, acc2);
 }
 
 /// sum += dS of the tile's queries with the keys from first_key on.
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void add_dbias_step(AccPairs<C>& sum, BwdStorage<C>& s,
+__device__ __forceinline__ void add_dbias_step(AccPairs<C>& sum, BwdTiles<C>& s,
                                                const BackwardParams& p, std::int32_t first_key,
                                                std::int32_t end) {
   const BwdSteps steps{first_key, end, s.work.h, 1};
-  const BwdLoads<C, kFastPath, false> load{s, p, steps};
+  BwdLoads<C, kFastPath, false, true> load(s, p, steps);
   const BwdPosition at{s.work.h, first_key};
-  load_a<C, kFastPath, false>(s, p);
-  load.b2(at);
-  load.b1(at);
+  load_a<C, kFastPath, false, true>(s, p);
+  load.b2(at, 0);
+  load.b1(at, 0);
   cp_async_wait<0>();
   __syncthreads();
   const BwdThread<C> t(threadIdx.x);
   AccPairs<C> pairs, d_pairs;
-  multiply_rows<C>(d_pairs, s.a2, s.b2, t);
-  multiply_rows<C>(pairs, s.a1, s.b1, t);
+  multiply_rows<C>(d_pairs, s.a2, s.b2[0], t);
+  multiply_rows<C>(pairs, s.a1, s.b1[0], t);
   BwdStep step = step_at<C, false>(s.work, at);
   step.with_slope = false;
-  finish_pairs<C, kFastPath, false>(pairs, d_pairs, s, p, t, step);
+  finish_pairs<C, kFastPath, false>(pairs, d_pairs, s, p, t, step, s.work.unit);
 #pragma unroll
   for (int m = 0; m < C::kPairRowTiles; ++m) {
 #pragma unroll

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/score.h"
+#include "cuda/primitives/named_barrier.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/bwd_mma.cuh"
 
@@ -51,7 +52,7 @@ __device__ __forceinline__ float probability(float score, float base, float fact
 /// Turns S of one query into P, with every option. Multiplies dS by the derivative of the softcap.
 template <typename C, typename Map>
 __device__ __forceinline__ void find_probabilities(AccPairs<C>& pairs, AccPairs<C>& d_pairs,
-                                                   const BwdStorage<C>& s, const BackwardParams& p,
+                                                   const BwdTiles<C>& s, const BackwardParams& p,
                                                    const BwdThread<C>& t, const BwdStep& step,
                                                    int query) {
   const core::AttentionParams& f = p.fwd;
@@ -88,7 +89,7 @@ __device__ __forceinline__ void find_probabilities(AccPairs<C>& pairs, AccPairs<
 /// The same for scores that are only scaled and masked by position. special: some may not be
 /// finite.
 template <typename C, typename Map>
-__device__ __forceinline__ void find_plain_probabilities(AccPairs<C>& pairs, const BwdStorage<C>& s,
+__device__ __forceinline__ void find_plain_probabilities(AccPairs<C>& pairs, const BwdTiles<C>& s,
                                                          float scale_log2, const BwdThread<C>& t,
                                                          const BwdStep& step, int query,
                                                          bool special) {
@@ -112,16 +113,16 @@ __device__ __forceinline__ void find_plain_probabilities(AccPairs<C>& pairs, con
 /// Adds 0 to a sum of finite numbers, and NaN for any other.
 __device__ __forceinline__ void add_probe(float& probe, float x) { probe = fmaf(x, 0.f, probe); }
 
-/// Turns S into P and dP into dZ times work.unit, and puts dZ and, in KV tiles, P in shared memory.
-/// True if a score, dP or delta of the warp's pairs is not finite.
+/// The same for any call and any operands. Weights not wanted in registers go to shared memory: dZ
+/// and, in KV tiles, P. True if a score, dP or delta of the warp's pairs is not finite.
 template <typename C, bool kFastPath, bool kKeysAreRows>
 __device__ __forceinline__ bool finish_pairs(AccPairs<C>& pairs, AccPairs<C>& d_pairs,
-                                             BwdStorage<C>& s, const BackwardParams& p,
-                                             const BwdThread<C>& t, const BwdStep& step) {
+                                             BwdTiles<C>& s, const BackwardParams& p,
+                                             const BwdThread<C>& t, const BwdStep& step,
+                                             float unit) {
   using Map = PairMap<C, kKeysAreRows>;
   const bool unscaled = p.fwd.fault.is(InjectedFault::scale_ignored);
   const float scale_log2 = unscaled ? static_cast<float>(core::kLog2E) : p.fwd.softmax_scale_log2;
-  const float unit = s.work.unit;
   float probe = 0.f;
 #pragma unroll
   for (int two = 0; two < Map::kQueries; two += 2) {  // adjacent queries are packed together
@@ -149,8 +150,17 @@ __device__ __forceinline__ bool finish_pairs(AccPairs<C>& pairs, AccPairs<C>& d_
         w = selects && weight == 0.f ? 0.f : w * weight;
       }
     }
-    if constexpr (kKeysAreRows) store_weights<C, kKeysAreRows>(s.p, pairs, t, two / 2);
-    if (step.with_slope) store_weights<C, kKeysAreRows>(s.dz, d_pairs, t, two / 2);
+    if constexpr (!C::kWeightsInRegisters) {
+#pragma unroll
+      for (int m = 0; m < C::kPairRowTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < C::kPairColumnTiles; ++n) {
+          if ((kKeysAreRows ? n : m) != two / 2) continue;
+          if constexpr (kKeysAreRows) store_weights<C>(s.p, pairs[m][n], t, m, n);
+          if (step.with_slope) store_weights<C>(s.dz, d_pairs[m][n], t, m, n);
+        }
+      }
+    }
   }
   return __any_sync(0xffffffffu, probe != 0.f);
 }
@@ -182,12 +192,12 @@ __device__ __forceinline__ bool clean_row(typename C::Element* s_b, int row) {
 /// nothing, and the weights of visible pairs are NaN. P does not depend on dout, so NaN is put
 /// there.
 template <typename C, bool kKeysAreRows>
-__device__ __forceinline__ void clean_operands(BwdStorage<C>& s) {
+__device__ __forceinline__ void clean_operands(BwdTiles<C>& s, int stage) {
   const int row = threadIdx.x;
   if (row >= C::kStep) return;
-  clean_row<C>(s.b1, row);
+  clean_row<C>(s.b1[stage], row);
   if constexpr (kKeysAreRows) {
-    if (!clean_row<C>(s.b2, row)) return;
+    if (!clean_row<C>(s.b2[C::kStagesB2 == 1 ? 0 : stage], row)) return;
 #pragma unroll 1
     for (int a = 0; a < C::kTile; ++a) {
       const int at = C::Weights::offset(a, row / 8) / 2 + row % 8;

@@ -38,6 +38,26 @@ TEST(BackwardTiles, QueriesThatSeeKeysAreTheInverseOfVisibleKeys) {
   }
 }
 
+TEST(BackwardTiles, QueriesThatSeeAllKeysAreFound) {
+  constexpr std::int32_t kQueries = 7, kKeys = 6, kTile = 2;
+  for (std::int64_t diagonal = -9; diagonal <= 9; ++diagonal) {
+    for (std::int64_t left = -1; left <= 8; ++left) {
+      for (std::int64_t right = -1; right <= 8; ++right) {
+        const Mask mask{diagonal, left, right, kKeys, {}};
+        for (std::int32_t first = 0; first < kKeys + kTile; ++first) {
+          const KeyRange keys{first, first + kTile};
+          const KeyRange got = queries_that_see_all(mask, keys, kQueries);
+          for (std::int32_t i = 0; i < kQueries; ++i) {
+            const KeyRange seen = visible_keys(mask, i);
+            ASSERT_EQ(got.contains(i), seen.begin <= keys.begin && keys.end <= seen.end)
+                << diagonal << " " << left << " " << right << " " << first << " " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(BackwardTiles, UnitKeepsGradientsOfScoresInTheRangeOfF16) {
   std::uint32_t norms[kDsNorms * 2] = {};  // of 2 KV heads
   BackwardParams p{};
