@@ -204,7 +204,9 @@ FLASHCORE_API std::int64_t decode_length(std::int64_t length, std::int32_t rank,
 
 /// A few new queries, the same on all ranks, over a KV cache whose keys are divided between ranks.
 /// k and v hold this rank's keys, dense or paged (block_table). `lengths`, in host memory, are the
-/// lengths of the whole sequences, with the keys of the new queries.
+/// lengths of the whole sequences, with the keys of the new queries. out has q's type. A rank
+/// attends to its keys before the ranks compare their arguments, so that whatever is wrong on one
+/// rank is an error on all.
 FLASHCORE_API Status distributed_decode(const Comm& comm, const Tensors& tensors,
                                         std::span<const std::int32_t> lengths,
                                         const Options& options, const DecodeOptions& decode = {},

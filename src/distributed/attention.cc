@@ -83,7 +83,8 @@ Status attend_over_ranks(const Comm& comm, const Tensors& t, const Options& opti
                          const DistributedOptions& how, Stream stream) {
   FLASHCORE_RETURN_IF_ERROR(check_comm(comm));
   Engine engine(comm, "distributed_attention", stream);
-  const Status own = check_shards(t, options);
+  Status own = check_shards(t, options);
+  if (own.ok()) own = make_problem(t, local_options(options)).status();
   const auto headers = agree(engine, header_of(t, options, how, false), own);
   if (!headers.ok()) return headers.status();
   // Every rank that fails here fails with the same error: the job follows from the headers.

@@ -1,13 +1,11 @@
 #include "distributed/job.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <string_view>
 
 #include "core/error.h"
+#include "distributed/header_words.h"
 #include "distributed/local.h"
 
 namespace flashcore::distributed {
@@ -68,22 +66,6 @@ Status check_problem(const DistributedProblem& p) {
 Status same(const char* name, const char* what, std::int64_t got, std::int64_t wanted) {
   if (got == wanted) return {};
   return invalid_argument("%s: %s is %lld; wanted %lld", name, what, ll{got}, ll{wanted});
-}
-
-std::string dtype_words(std::int64_t dtype) { return to_string(static_cast<DType>(dtype)); }
-std::string scheme_words(std::int64_t scheme) { return to_string(static_cast<Scheme>(scheme)); }
-std::string sharding_words(std::int64_t sharding) {
-  return sharding == static_cast<std::int64_t>(Sharding::zigzag) ? "zigzag" : "contiguous";
-}
-std::string number_words(std::int64_t bits) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", std::bit_cast<double>(bits));
-  return text;
-}
-std::string yes_words(std::int64_t flag) { return flag != 0 ? "given" : "not given"; }
-
-std::string call_words(std::int64_t backward) {
-  return backward != 0 ? "distributed_backward" : "distributed_attention";
 }
 
 constexpr std::size_t kQRows = 0, kKRows = 1;
@@ -241,8 +223,6 @@ Status check_shards(const Tensors& t, const Options& options) {
 
 std::vector<HeaderField> header_of(const Tensors& t, const Options& o, const DistributedOptions& d,
                                    bool backward) {
-  const double scale =
-      o.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(t.q.shape[3], 1))));
   std::vector<HeaderField> fields(2);
   fields[kQRows] = {"q has %s rows", t.q.shape[2], true};
   fields[kKRows] = {"k has %s rows", t.k.shape[2], true};
@@ -261,8 +241,8 @@ std::vector<HeaderField> header_of(const Tensors& t, const Options& o, const Dis
   fields.push_back({"causal is %s", o.causal ? 1 : 0});
   fields.push_back({"window_left is %s", o.window_left});
   fields.push_back({"window_right is %s", o.window_right});
-  fields.push_back({"scale is %s", std::bit_cast<std::int64_t>(scale), false, number_words});
-  fields.push_back({"softcap is %s", std::bit_cast<std::int64_t>(o.softcap), false, number_words});
+  fields.push_back({"scale is %s", bits_of(scale_of(o, t.q.shape[3])), false, number_words});
+  fields.push_back({"softcap is %s", bits_of(o.softcap), false, number_words});
   fields.push_back({"sinks are %s", t.sinks.given() ? 1 : 0, false, yes_words});
   fields.push_back({"reproducibility is %s", static_cast<std::int64_t>(o.reproducibility)});
   fields.push_back({"documents have hash %s", hash_of(d.documents)});

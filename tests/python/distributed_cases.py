@@ -256,11 +256,58 @@ def disagree(kind, wrong):
             assert not sent, "data moved before the error"
 
 
-def decode_disagree(wrong):
-    lengths = [5, 7 if dist.get_rank() == wrong else 6]
-    cache = torch.zeros(2, 2, 8, 16)
-    fcd.decode_attention(torch.zeros(2, 4, 1, 16), cache, cache,
-                         seqused_k=torch.tensor(lengths, dtype=torch.int32))
+def decode_disagree(kind, wrong):
+    """A call of decode_attention() in which the arguments of rank `wrong` are wrong or differ."""
+    odd = dist.get_rank() == wrong
+    q, k, v = torch.zeros(2, 4, 1, 16), torch.zeros(2, 2, 8, 16), torch.zeros(2, 2, 8, 8)
+    options = dict(seqused_k=torch.tensor([5, 6], dtype=torch.int32))
+    if kind in ("sinks", "sinks dtype", "sinks given"):
+        options["sinks"] = torch.zeros(4)
+    if kind in ("pages", "page"):
+        k, v = torch.zeros(4, 4, 2, 16), torch.zeros(4, 4, 2, 8)
+        options["block_table"] = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    if odd:
+        k, v, options = _odd_decode(kind, k, v, options)
+        if kind == "type":
+            q = q.numpy()
+    with fcd.counted() as sent:
+        try:
+            fcd.decode_attention(q, k, v, **options)
+        finally:
+            assert not sent, "data moved before the error"
+
+
+def _odd_decode(kind, k, v, options):
+    shapes = {"head dim": (2, 2, 8, 8), "heads": (2, 4, 8, 16), "batch": (3, 2, 8, 16),
+              "capacity": (2, 2, 2, 16), "dims": (2, 8, 16)}
+    if kind in shapes:
+        k = torch.zeros(shapes[kind])
+    if kind in ("heads", "batch", "capacity"):
+        v = torch.zeros(*shapes[kind][:3], 8)
+    if kind == "dtype":
+        k = k.bfloat16()
+    if kind == "value dim":
+        v = torch.zeros(2, 2, 8, 16)
+    given = {
+        "lengths": ("seqused_k", torch.tensor([5, 7], dtype=torch.int32)),
+        "lengths shape": ("seqused_k", torch.tensor([5], dtype=torch.int32)),
+        "negative length": ("seqused_k", torch.tensor([-1, 6], dtype=torch.int32)),
+        "sinks": ("sinks", torch.zeros(3)), "sinks dtype": ("sinks", torch.zeros(4).double()),
+        "sinks given": ("sinks", None),
+        "pages": ("block_table", torch.tensor([[0], [2]], dtype=torch.int64)),
+        "page": ("block_table", torch.tensor([[4, 1], [2, 3]], dtype=torch.int32)),
+        "scale": ("scale", 0.5), "softcap": ("softcap", 2.0), "interleave": ("interleave", 2),
+        "combine": ("combine", "all_to_all"), "reproducibility": ("reproducibility", "batch_invariant"),
+    }
+    return k, v, {**options, **dict([given[kind]] if kind in given else [])}
+
+
+def unshard_disagree(kind, wrong):
+    """A call of unshard() in which an argument of rank `wrong` is wrong."""
+    odd = dist.get_rank() == wrong
+    x = torch.zeros(2, 3, requires_grad=odd and kind == "gradient")
+    fcd.unshard(x, 5 if odd and kind == "dim" else 0,
+                sharding="zig" if odd and kind == "sharding" else "zigzag")
 
 
 def die(victim, when):

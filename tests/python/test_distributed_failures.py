@@ -21,6 +21,36 @@ MISTAKES = {
     "another call": "rank 1: calls unshard, rank 0 has attention; all ranks must pass the same",
 }
 
+DECODE_MISTAKES = {
+    "lengths": "rank 1: seqused_k is another list, with hash ",
+    "lengths shape": "rank 1: seqused_k: is int32 (1,); wanted int32 (2,), one length for each sequence",
+    "negative length": "rank 1: seqused_k: has -1; wanted 0 or more",
+    "dims": "rank 1: k_cache: has 3 dimensions; wanted 4",
+    "type": "rank 1: q: is a ndarray; wanted a torch.Tensor",
+    "dtype": "rank 1: k_cache: dtype is bf16",
+    "head dim": "rank 1: k_cache: ",
+    "heads": "rank 1: k_cache has 4 heads, rank 0 has 2; all ranks must pass the same",
+    "batch": "rank 1: k_cache: ",
+    "value dim": "rank 1: v_cache has 16 entries per head, rank 0 has 8; all ranks must pass the same",
+    "capacity": "rank 1: k_cache: holds 2 keys of a sequence; this rank's part of seqused_k has 3",
+    "sinks": "rank 1: sinks: wanted float32 [4] on cpu, one for each query head",
+    "sinks dtype": "rank 1: sinks: wanted float32 [4] on cpu, one for each query head",
+    "sinks given": "rank 1: sinks given: False, rank 0 has True; all ranks must pass the same",
+    "pages": "rank 1: block_table: ",
+    "page": "rank 1: block_table[0, 0] is 4; ",
+    "scale": "rank 1: scale is 0.5, rank 0 has 0.25; all ranks must pass the same",
+    "softcap": "rank 1: softcap is 2.0, rank 0 has 0.0; all ranks must pass the same",
+    "interleave": "rank 1: interleave is 2, rank 0 has 1; all ranks must pass the same",
+    "combine": "rank 1: combine is all_to_all, rank 0 has all_gather; all ranks must pass the same",
+    "reproducibility": "rank 1: reproducibility is batch_invariant, rank 0 has deterministic; all ranks",
+}
+
+UNSHARD_MISTAKES = {
+    "gradient": "rank 1: x: requires grad, and unshard() has no gradient; ",
+    "dim": "rank 1: dim is 5; x has 2 dimensions",
+    "sharding": "rank 1: sharding is 'zig'; wanted one of zigzag, contiguous",
+}
+
 
 class Disagreement(unittest.TestCase):
     @classmethod
@@ -48,9 +78,18 @@ class Disagreement(unittest.TestCase):
         self.same_error(found, str(found[0]))
 
     def test_decode(self):
-        found = self.ranks.call("decode_disagree", 1)
-        self.assertRegex(str(found[0]), "^rank 1: seqused_k is another list")
-        self.same_error(found, str(found[0]))
+        self.check_table("decode_disagree", DECODE_MISTAKES)
+
+    def test_unshard(self):
+        self.check_table("unshard_disagree", UNSHARD_MISTAKES)
+
+    def check_table(self, function, mistakes):
+        """Every rank gets the same error, which starts with these words."""
+        for kind, wanted in mistakes.items():
+            with self.subTest(kind):
+                found = self.ranks.call(function, kind, 1)
+                self.assertEqual(str(found[0])[:len(wanted)], wanted)
+                self.same_error(found, str(found[0]))
 
     def test_the_group_still_works(self):
         self.ranks.call("disagree", "heads", 1)

@@ -10,8 +10,9 @@ docs/distributed.md describes schemes, placement, contracts and costs.
 from flashcore.distributed.attention import context_parallel_attention
 from flashcore.distributed.comm import counted
 from flashcore.distributed.decode import decode_attention, decode_lengths
-from flashcore.distributed.placement import position_ids, shard, unshard
+from flashcore.distributed.placement import position_ids, shard
 from flashcore.distributed.plan import Plan, explain, predict
+from flashcore.distributed.unsharding import unshard
 
 __all__ = ["Plan", "context_parallel_attention", "counted", "decode_attention", "decode_lengths", "explain",
            "position_ids", "predict", "shard", "unshard"]

@@ -91,13 +91,3 @@ def agree(comm: Comm, fields: Sequence[Field], device: torch.device,
                     f"rank {r}: {field.text.format(field.show(header[i + 1]))}, rank 0 has "
                     f"{field.show(headers[0][i + 1])}; all ranks must pass the same")
     return [{field.name: header[i + 1] for i, field in enumerate(fields)} for header in headers]
-
-
-def agree_on_shard(comm: Comm, x: Tensor, dim: int, sharding: str) -> list[int]:
-    """The number of rows of every rank's x along dim."""
-    fields = [call_field("unshard"), Field("dim", dim, "dim is {}"),
-              choice("sharding", sharding, ("zigzag", "contiguous"))]
-    fields += tensor_fields("x", x, [f"entries in dimension {i}" for i in range(x.dim())],
-                            f"entries in dimension {dim}")
-    headers = agree(comm, fields, x.device)
-    return [one[f"x.entries in dimension {dim}"] for one in headers]

@@ -92,11 +92,13 @@ def check_fits(job: Job, rank: int, q: Tensor, k: Tensor, v: Tensor, layout: str
 
 
 def make_job(comm: Comm, call: str, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Any = None,
-             **options: Any) -> tuple[Job, str, int]:
-    """(job, reason for the scheme, ranks per machine). Collective: exchanges the headers."""
+             error: Exception | None = None, **options: Any) -> tuple[Job, str, int]:
+    """(job, reason for the scheme, ranks per machine). Collective: exchanges the headers. `error`: what
+    the caller found wrong on this rank."""
     fields: list[Field] = [call_field(call)]
-    error: Exception | None = None
     try:
+        if error is not None:
+            raise error
         documents = None if cu_seqlens is None else _documents(cu_seqlens)
         fields += _checked_fields(q, k, v, documents, comm.size, **options)
     except Exception as found:  # raised below, on all ranks: the others wait for this rank's header

@@ -1,12 +1,13 @@
 """Decode with the keys of a KV cache divided between ranks: one exchange of (out, LSE)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from flashcore._attention import attention
+from flashcore._core import names
 from flashcore._core.scalars import integer, one_of
 from flashcore.cache import merge
 from flashcore.distributed.agreement import (Field, agree, call_field, choice, device_of, digest, number,
@@ -22,9 +23,13 @@ def decode_lengths(seqused_k: Tensor, *, group: Any = None, interleave: int = 1)
     Key p of a sequence is on rank (p // interleave) % ranks: the ranks take turns, `interleave` keys at
     a time. A new key p is appended on that rank alone.
     """
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    turn = integer("interleave", interleave) * ranks
-    lengths = seqused_k.long()
+    return _own_lengths(seqused_k, dist.get_world_size(group), dist.get_rank(group),
+                        integer("interleave", interleave))
+
+
+def _own_lengths(lengths: Tensor, ranks: int, rank: int, interleave: int) -> Tensor:
+    turn = interleave * ranks
+    lengths = lengths.long()
     last = (lengths % turn - rank * interleave).clamp(0, interleave)
     return (lengths // turn * interleave + last).to(torch.int32)
 
@@ -46,11 +51,20 @@ def decode_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, seqused_k: 
     check          compare shapes and options between ranks first; False saves that exchange
     """
     comm = Comm(group, "decode")
+    call = _Call(comm.size, comm.rank, seqused_k, block_table, interleave, layout, sinks, combine,
+                 dict(scale=scale, softcap=softcap, reproducibility=reproducibility))
+    fields, error = [call_field("decode")], None
+    try:
+        if check:
+            fields += _checked_fields(call, q, k_cache, v_cache)
+        # Before the header, so that whatever this rank alone cannot compute is an error on all ranks.
+        out, lse = _local(call, q, k_cache, v_cache)
+    except Exception as found:  # raised below, on all ranks: the others wait for this rank's header
+        if not check:
+            raise
+        error = found
     if check:
-        _agree(comm, q, k_cache, v_cache, seqused_k, block_table, interleave, layout, scale, softcap,
-               sinks, combine, reproducibility)
-    out, lse = _local(q, k_cache, v_cache, seqused_k, group, block_table, interleave, layout,
-                      dict(scale=scale, softcap=softcap, reproducibility=reproducibility))
+        agree(comm, fields, device_of(q, k_cache, v_cache), error)
     first, count = 0, q.shape[2 if layout == "bshd" else 1]
     if combine == "all_to_all":
         count //= comm.size
@@ -75,58 +89,95 @@ def decode_bytes(*, batch: int, q_heads: int, q_len: int, v_dim: int, ranks: int
     return per_part * (ranks - 1) // (ranks if combine == "all_to_all" else 1)
 
 
-def _agree(comm: Comm, q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor, block_table: Tensor | None,
-           interleave: int, layout: str, scale: float | None, softcap: float, sinks: Tensor | None,
-           combine: str, reproducibility: str) -> None:
-    error: Exception | None = None
-    fields = [call_field("decode")]
-    try:
-        one_of("layout", layout, ("bhsd", "bshd"))
-        for name, one in (("q", q), ("k_cache", k), ("v_cache", v)):
-            if one.dim() != 4:
-                raise ValueError(f"{name}: has {one.dim()} dimensions; wanted 4")
-            if one.requires_grad and torch.is_grad_enabled():
-                raise ValueError(f"{name}: requires grad; decode_attention has no gradient, use it under "
-                                 "torch.no_grad()")
-        if integer("interleave", interleave) < 1:
-            raise ValueError(f"interleave is {interleave}; wanted 1 or more")
-        heads = q.shape[2 if layout == "bshd" else 1]
-        if one_of("combine", combine, _COMBINES) == "all_to_all" and heads % comm.size:
-            raise ValueError(f'combine is "all_to_all"; {comm.size} ranks cannot divide {heads} heads: '
-                             'use combine="all_gather"')
-        kv_heads = 1 if layout == "bhsd" and block_table is None else 2
-        fields += tensor_fields("q", q, ("sequences", "entries in dimension 1", "entries in dimension 2",
-                                         "entries per head"), "")
-        fields += [Field(f"{name}.heads", one.shape[kv_heads], name + " has {} heads")
-                   for name, one in (("k_cache", k), ("v_cache", v))]
-        fields += [Field("v.dim", v.shape[3], "v_cache has {} entries per head"),
-                   Field("paged", block_table is not None, "block_table given: {}", bool),
-                   Field("interleave", interleave, "interleave is {}"),
-                   choice("layout", layout, ("bhsd", "bshd")), choice("combine", combine, _COMBINES),
-                   choice("reproducibility", reproducibility, ("deterministic", "batch_invariant")),
-                   number("scale", q.shape[3] ** -0.5 if scale is None else float(scale)),
-                   number("softcap", float(softcap)),
-                   Field("sinks", sinks is not None, "sinks given: {}", bool),
-                   digest("seqused_k", seqused_k.tolist())]
-    except Exception as found:  # raised below, on all ranks: the others wait for this rank's header
-        error = found
-    agree(comm, fields, device_of(q, k, v), error)
+class _Call(NamedTuple):
+    """The arguments of one call, on one rank, without q and the cache."""
+    ranks: int
+    rank: int
+    seqused_k: Tensor
+    block_table: Tensor | None
+    interleave: int
+    layout: str
+    sinks: Tensor | None
+    combine: str
+    options: dict[str, Any]
+
+    @property
+    def row_axis(self) -> int:
+        """That of the keys. In pages, a row is a key of a page."""
+        return 2 if self.layout == "bhsd" and self.block_table is None else 1
+
+    def own_lengths(self, lengths: Tensor) -> Tensor:
+        return _own_lengths(lengths, self.ranks, self.rank, self.interleave)
 
 
-def _local(q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor, group: Any, block_table: Tensor | None,
-           interleave: int, layout: str, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _checked_fields(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> list[Field]:
+    """The header's fields. Raises if this rank's arguments are wrong by themselves; attention() checks
+    the rest."""
+    one_of("layout", call.layout, ("bhsd", "bshd"))
+    for name, one in (("q", q), ("k_cache", k), ("v_cache", v)):
+        if not isinstance(one, Tensor):
+            raise TypeError(f"{name}: is a {type(one).__name__}; wanted a torch.Tensor")
+        if one.dim() != 4:
+            raise ValueError(f"{name}: has {one.dim()} dimensions; wanted 4")
+        if one.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: requires grad; decode_attention has no gradient, use it under "
+                             "torch.no_grad()")
+    if integer("interleave", call.interleave) < 1:
+        raise ValueError(f"interleave is {call.interleave}; wanted 1 or more")
+    heads = q.shape[2 if call.layout == "bshd" else 1]
+    if one_of("combine", call.combine, _COMBINES) == "all_to_all" and heads % call.ranks:
+        raise ValueError(f'combine is "all_to_all"; {call.ranks} ranks cannot divide {heads} heads: '
+                         'use combine="all_gather"')
+    if call.sinks is not None and (tuple(call.sinks.shape) != (heads,) or call.sinks.dtype != torch.float32
+                                   or call.sinks.device != q.device):
+        raise ValueError(f"sinks: wanted float32 [{heads}] on {q.device}, one for each query head")
+    _check_capacity(call, q, k)
+    fields = tensor_fields("q", q, ("sequences", "entries in dimension 1", "entries in dimension 2",
+                                    "entries per head"), "")
+    fields += [Field(f"{name}.heads", one.shape[3 - call.row_axis], name + " has {} heads")
+               for name, one in (("k_cache", k), ("v_cache", v))]
+    scale, softcap = call.options["scale"], call.options["softcap"]
+    return fields + [
+        Field("v.dim", v.shape[3], "v_cache has {} entries per head"),
+        Field("paged", call.block_table is not None, "block_table given: {}", bool),
+        Field("interleave", call.interleave, "interleave is {}"),
+        choice("layout", call.layout, ("bhsd", "bshd")), choice("combine", call.combine, _COMBINES),
+        choice("reproducibility", call.options["reproducibility"], ("deterministic", "batch_invariant")),
+        number("scale", q.shape[3] ** -0.5 if scale is None else float(scale)),
+        number("softcap", float(softcap)), Field("sinks", call.sinks is not None, "sinks given: {}", bool),
+        digest("seqused_k", call.seqused_k.tolist())]
+
+
+def _check_capacity(call: _Call, q: Tensor, k: Tensor) -> None:
+    """Raises if the cache of this rank cannot hold its part of the keys."""
+    lengths = call.seqused_k
+    if tuple(lengths.shape) != (q.shape[0],) or lengths.is_floating_point():
+        raise ValueError(f"seqused_k: is {str(lengths.dtype).removeprefix('torch.')} {tuple(lengths.shape)}; "
+                         f"wanted int32 ({q.shape[0]},), one length for each sequence")
+    if lengths.numel() and int(lengths.min()) < 0:
+        raise ValueError(f"seqused_k: has {int(lengths.min())}; wanted 0 or more")
+    capacity = k.shape[call.row_axis]
+    if call.block_table is not None:
+        capacity *= call.block_table.shape[-1]
+    own = call.own_lengths(lengths)
+    if own.numel() and int(own.max()) > capacity:
+        raise ValueError(f"k_cache: holds {capacity} keys of a sequence; this rank's part of seqused_k "
+                         f"has {int(own.max())}")
+
+
+def _local(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """(out, lse) over this rank's keys, [batch, heads, q_len, dim]. Queries see different numbers of this
     rank's keys, so each has its own call."""
-    if layout == "bshd":
+    if call.layout == "bshd":
         q = q.transpose(1, 2)
-        if block_table is None:
+        if call.block_table is None:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
     outs, lses = [], []
     for i in range(q.shape[2]):
-        whole = (seqused_k - (q.shape[2] - 1 - i)).clamp(min=0)
-        out, lse = attention(q[:, :, i:i + 1], k, v, block_table=block_table, partial=True,
-                             seqused_k=decode_lengths(whole, group=group, interleave=interleave),
-                             **options)
+        whole = (call.seqused_k - (q.shape[2] - 1 - i)).clamp(min=0)
+        out, lse = names.call({"k": "k_cache", "v": "v_cache"}, attention, q[:, :, i:i + 1], k, v,
+                              block_table=call.block_table, partial=True,
+                              seqused_k=call.own_lengths(whole), **call.options)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)

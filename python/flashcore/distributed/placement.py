@@ -1,4 +1,4 @@
-"""Placement: which rows of a sequence each rank holds, and shard(), unshard() and position_ids().
+"""Placement: which rows of a sequence each rank holds, shard() and position_ids().
 
 A span is (begin, end) in rows of the whole sequence. A rank's shard is its spans one after another.
 """
@@ -102,33 +102,6 @@ def shard(x: Tensor, dim: int, *, group: Any = None, sharding: str = "zigzag") -
     spans = place(x.shape[dim], dist.get_world_size(group), sharding)
     whole = [(0, x.shape[dim])]
     return take(x, dim, whole, spans[dist.get_rank(group)]).contiguous()
-
-
-def unshard(x: Tensor, dim: int, *, group: Any = None, sharding: str = "zigzag") -> Tensor:
-    """The whole tensor on every rank, from each rank's rows along dim: the inverse of shard().
-
-    Contiguous shards may have any lengths. The result has no gradient: compute a loss on the shards,
-    and add up the losses of the ranks.
-    """
-    from flashcore.distributed.agreement import agree_on_shard  # imports this module
-    from flashcore.distributed.comm import Comm
-    if x.requires_grad and torch.is_grad_enabled():
-        raise ValueError("x: requires grad, and unshard() has no gradient; compute the loss on the "
-                         "shards, or pass x.detach()")
-    comm = Comm(group, "unshard")
-    dim = dim % max(x.dim(), 1)
-    lengths = agree_on_shard(comm, x, dim, one_of("sharding", sharding, SHARDINGS))
-    spans = place_lengths(lengths, sharding)
-    shapes = {peer: [(*x.shape[:dim], n, *x.shape[dim + 1:])] for peer, n in enumerate(lengths)
-              if peer != comm.rank and n}
-    sends = {peer: [x] for peer in range(comm.size) if peer != comm.rank and x.shape[dim]}
-    parts = comm.exchange(sends, shapes, x, "all-gather").wait()
-    made = x.new_empty((*x.shape[:dim], sum(lengths), *x.shape[dim + 1:]))
-    for peer in range(comm.size):
-        if lengths[peer]:
-            one = x if peer == comm.rank else parts[peer][0]
-            put(made, dim, [(0, sum(lengths))], spans[peer], one)
-    return made
 
 
 def position_ids(length: int, *, group: Any = None, sharding: str = "zigzag",

@@ -55,16 +55,17 @@ def _handlers() -> dict[Any, Any]:
 
 def _job(mesh: Any, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool,
          attn_mask: Any, scale: float | None) -> tuple[Job, Comm]:
+    error: Exception | None = None
     if dropout_p > 0.0:
-        raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0")
-    if attn_mask is not None:
-        raise NotImplementedError("attn_mask: context_parallel takes is_causal alone; call "
-                                  "flashcore.distributed.context_parallel_attention with window, sinks or "
-                                  "cu_seqlens for other masks")
+        error = NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0")
+    elif attn_mask is not None:
+        error = NotImplementedError("attn_mask: context_parallel takes is_causal alone; call "
+                                    "flashcore.distributed.context_parallel_attention with window, sinks "
+                                    "or cu_seqlens for other masks")
     balanced = _module()._cp_options.enable_load_balance  # torch then shards as zigzag does
     comm = Comm(mesh.get_group(), "context_parallel")
     job, _, _ = make_job(comm, "attention", q, k, v, causal=is_causal, scale=scale,
-                         sharding="zigzag" if balanced else "contiguous", **_OPTIONS)
+                         sharding="zigzag" if balanced else "contiguous", error=error, **_OPTIONS)
     return job, comm
 
 

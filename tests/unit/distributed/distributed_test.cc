@@ -291,6 +291,25 @@ TEST(DistributedThreadsErrors, AWrongRankTellsTheOthers) {
   }
 }
 
+TEST(DistributedThreadsErrors, AnOutputInTheInputIsFoundBeforeDataMoves) {
+  for (const Scheme scheme : {Scheme::ring, Scheme::gather}) {
+    ThreadComm engine(2);
+    const auto results = engine.run([&](const Comm& comm) {
+      Problem1 problem(kCases[0], 1);
+      Tensors tensors = problem.tensors();
+      if (comm.rank == 1) tensors.out.data = tensors.q.data;
+      const DistributedOptions how{.scheme = scheme, .sharding = Sharding::contiguous};
+      const Status status = distributed_attention(comm, tensors, {}, how);
+      EXPECT_EQ(engine.sent(comm.rank), 0);
+      return status;
+    });
+    for (const Status& one : results) {
+      EXPECT_EQ(one.message().rfind("rank 1: out: shares memory with the input q", 0), 0u)
+          << one.message();
+    }
+  }
+}
+
 TEST(DistributedThreadsErrors, ARankThatEndsIsReported) {
   ThreadComm engine(3);
   const auto results = engine.run([&](const Comm& comm) -> Status {
@@ -323,55 +342,6 @@ TEST(DistributedThreadsErrors, ZigzagLengthsAndComm) {
   }
   Problem1 problem(kCases[0], 1);
   EXPECT_EQ(distributed_attention({}, problem.tensors(), {}).message(), "comm.sendrecv: is NULL");
-}
-
-/// The keys of a rank: key p is on rank (p / interleave) % ranks.
-Array local_keys(const Array& all, std::int64_t rank, std::int64_t ranks, std::int64_t interleave) {
-  std::vector<std::int64_t> rows;
-  for (std::int64_t p = 0; p < all.rows; ++p) {
-    if (p / interleave % ranks == rank) rows.push_back(p);
-  }
-  return all.rows_of(rows);
-}
-
-TEST_P(DistributedThreads, DecodeGivesTheResultOfOneDevice) {
-  const std::int32_t ranks = GetParam();
-  const Case c{"decode", 3, 30, 12, 4, {.softcap = 2.0}, true};
-  const std::vector<std::int32_t> lengths = {30, 17};
-  Problem1 whole(c, 3);
-  Tensors one = whole.tensors();
-  one.seqused_k = view(lengths.data(), DType::i32, {2});
-  Options causal = c.options;
-  causal.causal = true;  // row i sees the keys up to its own
-  ASSERT_TRUE(attend_once(one, causal).ok());
-  for (const DecodeOptions how : {DecodeOptions{1, false}, {4, false}, {1, true}, {2, true}}) {
-    ThreadComm engine(ranks);
-    std::vector<Array> outs(static_cast<std::size_t>(ranks));
-    const auto results = engine.run([&](const Comm& comm) {
-      Problem1 own(c, 3);
-      own.k = local_keys(own.k, comm.rank, ranks, how.interleave);
-      own.v = local_keys(own.v, comm.rank, ranks, how.interleave);
-      if (how.by_heads) {
-        own.out = Array(c.dtype, 2, c.q_heads / ranks, 3, 8);
-        own.lse = Array(DType::f32, 2, c.q_heads / ranks, 3, 1);
-      }
-      const Status status = distributed_decode(comm, own.tensors(), lengths, c.options, how);
-      outs[static_cast<std::size_t>(comm.rank)] = own.out;
-      return status;
-    });
-    for (std::int32_t r = 0; r < ranks; ++r) {
-      const auto n = static_cast<std::size_t>(r);
-      ASSERT_TRUE(results[n].ok()) << results[n].message();
-      const std::int64_t heads = outs[n].heads, first = how.by_heads ? r * heads : 0;
-      for (std::int64_t b = 0; b < 2; ++b) {
-        for (std::int64_t i = 0; i < heads * 3 * 8; ++i) {
-          const float got = outs[n].at(b * heads * 24 + i);
-          const float want = whole.out.at((b * c.q_heads + first) * 24 + i);
-          ASSERT_NEAR(got, want, 4e-6) << "rank " << r;
-        }
-      }
-    }
-  }
 }
 
 TEST(DistributedThreadsC, AttentionThroughTheCAbi) {
