@@ -330,53 +330,6 @@ def late(sleeper, seconds):
     return fcd.context_parallel_attention(q, q, q, scheme="gather")
 
 
-class Block(torch.nn.Module):
-    """One transformer layer with torch's attention."""
-
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = torch.nn.Linear(dim, 3 * dim), torch.nn.Linear(dim, dim)
-
-    def forward(self, x, is_causal=True):
-        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                   for one in self.qkv(x).chunk(3, -1))
-        made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-        return x + self.out(made.transpose(1, 2).flatten(2))
-
-
-def torch_context_parallel(length, is_causal, dtype):
-    """(loss and gradients under torch's context_parallel, the same in one process, bytes sent)."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.experimental import context_parallel
-
-    from flashcore.distributed import torch_context_parallel as on_flashcore
-    torch.manual_seed(0)
-    model, x = Block(32, 4).to(getattr(torch, dtype)), torch.randn(2, length, 32).to(getattr(torch, dtype))
-    weight = torch.randn_like(x)
-
-    def loss_of(x, weight):
-        return (model(x, is_causal).float() * weight.float()).sum()
-
-    want_loss = loss_of(x, weight)
-    want = torch.autograd.grad(want_loss, list(model.parameters()))
-    on_flashcore.register()
-    try:
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        with fcd.counted() as sent, context_parallel(mesh, buffers=[x, weight], buffer_seq_dims=[1, 1]):
-            loss = loss_of(x, weight)
-            loss.backward()
-    finally:
-        on_flashcore.unregister()
-    loss = loss.detach()
-    dist.all_reduce(loss)
-    got = [one.grad.float() for one in model.parameters()]
-    for one in got:
-        dist.all_reduce(one)
-    return (float(loss), [one.numpy() for one in got], float(want_loss.detach()),
-            [one.float().numpy() for one in want], sum(sent.values()))
-
-
 def decode_bits(dtype, combine):
     """(equal out, equal lse): decode_attention() and one device that merges each rank's keys."""
     torch.manual_seed(0)

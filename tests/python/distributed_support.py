@@ -16,17 +16,17 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 
 class Ranks:
-    """Processes of one gloo group. call() runs a function of distributed_cases in all of them."""
+    """Processes of one group. call() runs a function of the module `cases` in all of them."""
 
-    def __init__(self, count, timeout=30.0):
+    def __init__(self, count, timeout=30.0, cases="distributed_cases", backend="gloo"):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "distributed_cases"])
+        context.set_forkserver_preload(["torch", cases])
         self.folder = tempfile.TemporaryDirectory()
         self.pipes, self.processes = [], []
         for rank in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, daemon=True, args=(
-                theirs, rank, count, os.path.join(self.folder.name, "store"), timeout))
+                theirs, rank, count, os.path.join(self.folder.name, "store"), timeout, cases, backend))
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -63,17 +63,18 @@ class Ranks:
         self.folder.cleanup()
 
 
-def _serve(pipe, rank, count, store, timeout):
+def _serve(pipe, rank, count, store, timeout, cases, backend):
     """One rank: runs functions until the pipe closes."""
     import datetime
+    import importlib
 
     import torch.distributed as dist
 
-    import distributed_cases
+    functions = importlib.import_module(cases)
     torch.set_num_threads(1)
     if any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name resolution
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count,
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count,
                             timeout=datetime.timedelta(seconds=timeout))
     while True:
         try:
@@ -81,7 +82,7 @@ def _serve(pipe, rank, count, store, timeout):
         except EOFError:
             os._exit(0)  # without waiting for ranks that ended
         try:
-            result = getattr(distributed_cases, name)(*arguments)
+            result = getattr(functions, name)(*arguments)
         except Exception as error:
             result = type(error)(str(error)) if type(error) in (
                 ValueError, TypeError, RuntimeError, NotImplementedError) else RuntimeError(repr(error))

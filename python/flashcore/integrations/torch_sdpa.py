@@ -74,10 +74,10 @@ def _forward_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0
 
 
 def _gradients(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
-               is_causal: bool, attn_mask: Tensor | None,
-               scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+               is_causal: bool, attn_mask: Tensor | None, scale: float | None,
+               global_lse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = attention_backward(
-        grad_out, query, key, value, out, lse, causal=is_causal, scale=scale,
+        grad_out, query, key, value, out, lse, causal=is_causal, scale=scale, global_lse=global_lse,
         q_start=_top_left(query, key, is_causal), **_split_mask(attn_mask))
     return dq, dk, dv
 
@@ -109,4 +109,5 @@ def _backward_cuda(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, 
                    philox_offset: Tensor, *,
                    scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
     _check(dropout_p)
-    return _gradients(grad_out, query, key, value, out, logsumexp, is_causal, None, scale)
+    # The ring of torch's context_parallel passes a part of the keys, and the out and LSE of all.
+    return _gradients(grad_out, query, key, value, out, logsumexp, is_causal, None, scale, global_lse=True)
