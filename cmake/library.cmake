@@ -44,6 +44,7 @@ add_library(flashcore_objects OBJECT
   src/distributed/choose.cc
   src/distributed/costs.cc
   src/distributed/decode.cc
+  src/distributed/decode_plan.cc
   src/distributed/engine.cc
   src/distributed/explain.cc
   src/distributed/gather.cc

@@ -29,6 +29,7 @@ enum class Scheme : std::int32_t {
   ulysses = 3,  ///< an all-to-all exchanges rows for heads
   two_d = 4,    ///< "2d": heads inside a machine, a ring between machines
   halo = 5,     ///< windows: each rank receives the keys inside the window
+  decode = 6,   ///< plans of distributed_decode(); never chosen, and no scheme of an attention
 };
 
 enum class Sharding : std::int32_t {
@@ -38,7 +39,9 @@ enum class Sharding : std::int32_t {
 
 FLASHCORE_API const char* to_string(Scheme scheme) noexcept;
 
-/// One attention over all ranks.
+/// One attention over all ranks. Scheme::decode: q_rows are the new queries, the same number on
+/// every rank, and k_rows the keys of the longest sequence that each rank holds, see
+/// decode_length().
 struct DistributedProblem {
   DType dtype = DType::bf16;
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1, head_dim = 128, v_dim = 128;
@@ -52,6 +55,7 @@ struct DistributedProblem {
   Scheme scheme = Scheme::automatic;
   std::int32_t ranks_per_node = 8;
   std::int32_t head_ranks = 0;  ///< two_d: ranks that divide the heads; 0: chosen
+  bool by_heads = false;        ///< decode: see DecodeOptions
   /// Ulysses and two_d: distributed_backward() exchanges q, k, v, out and lse again. False: the
   /// caller has kept them by heads.
   bool separate_backward = false;
@@ -72,10 +76,11 @@ struct ClusterSpeeds {
   LinkSpeed link{450e9, 10e-6};                            ///< inside a machine
   LinkSpeed net{50e9, 20e-6};                              ///< between machines
   double forward_flops = 650e12, backward_flops = 450e12;  ///< of the attention kernels
+  double memory_bandwidth = 4.8e12;  ///< bytes per second of device memory, for decode
 };
-/// Sets the FLOP/s of a device: "h200", "h100", "a100" or "cpu".
+/// Sets the FLOP/s and the memory bandwidth of a device: "h200", "h100", "a100" or "cpu".
 FLASHCORE_API Status set_device_speed(ClusterSpeeds& speeds, const char* name) noexcept;
-/// {"links": {name: [bandwidth, latency]}, "devices": {name: [forward, backward]}}
+/// {"links": {name: [bandwidth, latency]}, "devices": {name: [forward, backward, memory]}}
 FLASHCORE_API std::string speeds_json();
 
 /// A step on the rank that sends most in it.

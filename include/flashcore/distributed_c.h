@@ -15,7 +15,8 @@ enum {
   FLASHCORE_SCHEME_GATHER = 2,
   FLASHCORE_SCHEME_ULYSSES = 3,
   FLASHCORE_SCHEME_2D = 4,
-  FLASHCORE_SCHEME_HALO = 5
+  FLASHCORE_SCHEME_HALO = 5,
+  FLASHCORE_SCHEME_DECODE = 6 /* plans of flashcore_distributed_decode; never chosen */
 };
 enum { FLASHCORE_SHARDING_ZIGZAG = 0, FLASHCORE_SHARDING_CONTIGUOUS = 1 };
 
@@ -41,6 +42,8 @@ typedef struct flashcore_distributed_problem {
   double net_bandwidth, net_latency;   /* between machines */
   double forward_flops, backward_flops;
   int32_t separate_backward; /* bytes of flashcore_distributed_backward: q, k, v, out and lse too */
+  int32_t by_heads;          /* decode: as in flashcore_decode_options */
+  double memory_bandwidth;   /* decode: bytes per second of device memory */
 } flashcore_distributed_problem;
 
 /* The scheme and the number of ranks that divide the heads. Reads no rows and no speeds. reason may

@@ -38,8 +38,8 @@ Status convert_problem(const flashcore_distributed_problem* from, DistributedPro
   if (p.ranks < 1 || p.ranks > kMaxRanks) {
     return invalid_argument("ranks is %d; wanted 1 to %d", p.ranks, kMaxRanks);
   }
-  if (p.scheme < 0 || p.scheme > FLASHCORE_SCHEME_HALO) {
-    return invalid_argument("scheme is %d; wanted 0 to %d", p.scheme, FLASHCORE_SCHEME_HALO);
+  if (p.scheme < 0 || p.scheme > FLASHCORE_SCHEME_DECODE) {
+    return invalid_argument("scheme is %d; wanted 0 to %d", p.scheme, FLASHCORE_SCHEME_DECODE);
   }
   if (p.sharding < 0 || p.sharding > FLASHCORE_SHARDING_CONTIGUOUS) {
     return invalid_argument("sharding is %d; wanted 0 or 1", p.sharding);
@@ -69,6 +69,7 @@ Status convert_problem(const flashcore_distributed_problem* from, DistributedPro
   to.k_rows =
       p.k_rows == nullptr ? to.q_rows : std::vector<std::int64_t>(p.k_rows, p.k_rows + p.ranks);
   to.separate_backward = p.separate_backward != 0;
+  to.by_heads = p.by_heads != 0;
   if (p.documents != nullptr) to.documents.assign(p.documents, p.documents + p.documents_count);
   return {};
 }
@@ -154,7 +155,8 @@ std::int32_t flashcore_distributed_plan(const flashcore_distributed_problem* pro
         plan_distributed(converted, {{problem->link_bandwidth, problem->link_latency},
                                      {problem->net_bandwidth, problem->net_latency},
                                      problem->forward_flops,
-                                     problem->backward_flops});
+                                     problem->backward_flops,
+                                     problem->memory_bandwidth});
     if (!plan.ok()) return plan.status();
     std::string text = plan_json(*plan);
     text.back() = ',';

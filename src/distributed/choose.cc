@@ -97,6 +97,10 @@ Result<SchemeChoice> choice_of(const DistributedProblem& p) {
       return SchemeChoice{p.scheme, 1, given};
     case Scheme::ring:
     case Scheme::gather: return SchemeChoice{p.scheme, 1, given};
+    case Scheme::decode:
+      return invalid_argument(
+          "scheme is \"decode\", which plans distributed_decode() and is no scheme of an "
+          "attention");
   }
   return invalid_argument("scheme is %d; wanted 0 to 5", static_cast<int>(p.scheme));
 }
@@ -111,6 +115,7 @@ const char* to_string(Scheme scheme) noexcept {
     case Scheme::ulysses: return "ulysses";
     case Scheme::two_d: return "2d";
     case Scheme::halo: return "halo";
+    case Scheme::decode: return "decode";
   }
   return "unknown";
 }

@@ -13,9 +13,9 @@ namespace {
 
 using distributed::guarded;
 using distributed::Job;
+using distributed::sampled_ranks;
 
-constexpr double kBackwardWork = 2.5;      // times the forward work
-constexpr std::int32_t kMostSampled = 64;  // ranks; of more, three stand for all
+constexpr double kBackwardWork = 2.5;  // times the forward work
 
 struct NamedLink {
   const char* name;
@@ -29,24 +29,18 @@ constexpr NamedLink kLinks[] = {{"nvlink", {450e9, 10e-6}},
 struct NamedDevice {
   const char* name;
   double forward, backward;  // FLOP/s of the attention kernels, 16-bit
+  double memory;             // bytes per second
 };
-constexpr NamedDevice kDevices[] = {{"h200", 650e12, 450e12},
-                                    {"h100", 650e12, 450e12},
-                                    {"a100", 200e12, 140e12},
-                                    {"cpu", 1e11, 2e10}};
+constexpr NamedDevice kDevices[] = {{"h200", 650e12, 450e12, 4.8e12},
+                                    {"h100", 650e12, 450e12, 3.35e12},
+                                    {"a100", 200e12, 140e12, 2e12},
+                                    {"cpu", 1e11, 2e10, 5e10}};
 
 template <typename Named>
 std::string names_of(const Named& table) {
   std::string text;
   for (const auto& one : table) text.append(text.empty() ? "" : ", ").append(one.name);
   return text;
-}
-
-std::vector<std::int32_t> sampled_ranks(std::int32_t ranks) {
-  if (ranks > kMostSampled) return {0, ranks / 2, ranks - 1};
-  std::vector<std::int32_t> all(static_cast<std::size_t>(ranks));
-  for (std::int32_t r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
-  return all;
 }
 
 /// Seconds of work of each step, on the rank that has most; one step for all but rings.
@@ -127,7 +121,8 @@ Status check_speeds(const ClusterSpeeds& speeds) {
   } rates[] = {{"link bandwidth", speeds.link.bandwidth},
                {"net bandwidth", speeds.net.bandwidth},
                {"forward FLOP/s", speeds.forward_flops},
-               {"backward FLOP/s", speeds.backward_flops}};
+               {"backward FLOP/s", speeds.backward_flops},
+               {"memory bandwidth", speeds.memory_bandwidth}};
   for (const auto& rate : rates) {
     if (!(rate.value > 0) || !std::isfinite(rate.value)) {
       return invalid_argument("%s is %g; wanted a positive number", rate.name, rate.value);
@@ -167,6 +162,7 @@ Status set_device_speed(ClusterSpeeds& speeds, const char* name) noexcept {
       if (std::strcmp(one.name, name) != 0) continue;
       speeds.forward_flops = one.forward;
       speeds.backward_flops = one.backward;
+      speeds.memory_bandwidth = one.memory;
       return {};
     }
     return invalid_argument("device is '%s'; wanted one of %s", name, names_of(kDevices).c_str());
@@ -183,8 +179,8 @@ std::string speeds_json() {
   }
   text += "}, \"devices\": {";
   for (const NamedDevice& one : kDevices) {
-    std::snprintf(line, sizeof line, "%s\"%s\": [%.17g, %.17g]", &one == kDevices ? "" : ", ",
-                  one.name, one.forward, one.backward);
+    std::snprintf(line, sizeof line, "%s\"%s\": [%.17g, %.17g, %.17g]",
+                  &one == kDevices ? "" : ", ", one.name, one.forward, one.backward, one.memory);
     text += line;
   }
   return text + "}}";
@@ -213,6 +209,7 @@ Result<DistributedPlan> plan_distributed(const DistributedProblem& problem,
                                          const ClusterSpeeds& speeds) noexcept {
   return guarded<Result<DistributedPlan>>([&]() -> Result<DistributedPlan> {
     FLASHCORE_RETURN_IF_ERROR(check_speeds(speeds));
+    if (problem.scheme == Scheme::decode) return distributed::plan_decode(problem, speeds);
     const Result<Job> job = distributed::make_job(problem);
     if (!job.ok()) return job.status();
     DistributedPlan plan;
@@ -230,6 +227,9 @@ Result<DistributedPlan> plan_distributed(const DistributedProblem& problem,
 Result<std::vector<SentBytes>> sent_bytes(const DistributedProblem& problem, std::int32_t rank,
                                           bool backward) noexcept {
   return guarded<Result<std::vector<SentBytes>>>([&]() -> Result<std::vector<SentBytes>> {
+    const bool decode = problem.scheme == Scheme::decode;
+    if (decode && backward) return std::vector<SentBytes>{};
+    if (decode) return distributed::decode_traffic(problem);
     const Result<Job> job = distributed::make_job(problem);
     if (!job.ok()) return job.status();
     if (rank < 0 || rank >= job->ranks()) {

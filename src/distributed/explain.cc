@@ -90,6 +90,24 @@ std::string costs_text(const char* name, const DistributedPlan& plan,
   return text;
 }
 
+constexpr char kComputed[] =
+    "times are computed from nominal speeds, not measured; the header is not counted\n";
+
+std::string explain_decode(const DistributedPlan& plan) {
+  const DistributedProblem& p = plan.problem;
+  std::string text;
+  add_text(text, "scheme    decode, %zu ranks\n", p.q_rows.size());
+  text += "reason    " + plan.reason + "\n";
+  add_text(text,
+           "keys      %s on rank 0, of %s; %lld x %lld rows of q; %lld/%lld heads of %lld, %s\n",
+           grouped(p.k_rows[0]).c_str(),
+           grouped(std::accumulate(p.k_rows.begin(), p.k_rows.end(), std::int64_t{0})).c_str(),
+           static_cast<long long>(p.batch), static_cast<long long>(p.q_rows[0]),
+           static_cast<long long>(p.q_heads), static_cast<long long>(p.kv_heads),
+           static_cast<long long>(p.head_dim), to_string(p.dtype));
+  return text + costs_text("decode", plan, plan.forward) + kComputed;
+}
+
 std::string costs_json(const DistributedCosts& costs) {
   std::string text = "{\"bytes\": [";
   for (std::size_t i = 0; i < costs.bytes.size(); ++i) {
@@ -113,6 +131,7 @@ std::string explain(const DistributedPlan& plan) {
   const DistributedProblem& p = plan.problem;
   const std::int64_t rows = std::accumulate(p.q_rows.begin(), p.q_rows.end(), std::int64_t{0});
   std::string text;
+  if (plan.scheme == Scheme::decode) return explain_decode(plan);
   add_text(text, "scheme    %s, %s, %zu ranks", to_string(plan.scheme),
            p.sharding == Sharding::zigzag ? "zigzag" : "contiguous", p.q_rows.size());
   if (plan.head_ranks > 1) add_text(text, ", %d ranks divide the heads", plan.head_ranks);
@@ -123,7 +142,7 @@ std::string explain(const DistributedPlan& plan) {
            to_string(p.dtype));
   text += costs_text("forward", plan, plan.forward);
   text += costs_text("backward", plan, plan.backward);
-  return text + "times are computed from nominal speeds, not measured; the header is not counted\n";
+  return text + kComputed;
 }
 
 std::string plan_json(const DistributedPlan& plan) {

@@ -27,6 +27,16 @@ Status check_documents(const std::vector<std::int64_t>& documents, std::int64_t 
   return {};
 }
 
+/// One extent of a tensor that must equal another number.
+Status same(const char* name, const char* what, std::int64_t got, std::int64_t wanted) {
+  if (got == wanted) return {};
+  return invalid_argument("%s: %s is %lld; wanted %lld", name, what, ll{got}, ll{wanted});
+}
+
+constexpr std::size_t kQRows = 0, kKRows = 1;
+
+}  // namespace
+
 Status check_problem(const DistributedProblem& p) {
   if (p.q_rows.empty() || p.q_rows.size() != p.k_rows.size()) {
     return invalid_argument(
@@ -61,16 +71,6 @@ Status check_problem(const DistributedProblem& p) {
   }
   return {};
 }
-
-/// One extent of a tensor that must equal another number.
-Status same(const char* name, const char* what, std::int64_t got, std::int64_t wanted) {
-  if (got == wanted) return {};
-  return invalid_argument("%s: %s is %lld; wanted %lld", name, what, ll{got}, ll{wanted});
-}
-
-constexpr std::size_t kQRows = 0, kKRows = 1;
-
-}  // namespace
 
 HeadRange Job::heads(std::int32_t member) const noexcept {
   const std::int64_t count = q_heads / head_ranks, per_kv = q_heads / kv_heads;

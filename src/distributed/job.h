@@ -61,6 +61,8 @@ struct Job {
   std::int32_t last_hop(std::int32_t block) const;
 };
 
+/// Checks the sizes and rows of a problem by themselves.
+Status check_problem(const DistributedProblem& problem);
 Result<Job> make_job(const DistributedProblem& problem);
 
 /// Checks one tensor of a rank, in q's type (f32 for an LSE), with a contiguous last dimension.

@@ -78,6 +78,14 @@ Steps heads_traffic(const Job& job, std::int32_t rank, bool backward, const Step
 
 }  // namespace
 
+std::vector<std::int32_t> sampled_ranks(std::int32_t ranks) {
+  constexpr std::int32_t kMost = 64;
+  if (ranks > kMost) return {0, ranks / 2, ranks - 1};
+  std::vector<std::int32_t> all(static_cast<std::size_t>(ranks));
+  for (std::int32_t r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
+  return all;
+}
+
 Steps traffic(const Job& job, std::int32_t rank, bool backward) {
   const Job inner = job.one_head_group(rank);
   const std::int32_t place = rank / job.head_ranks;

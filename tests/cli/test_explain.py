@@ -97,6 +97,34 @@ class Explain(CommandTest):
         self.refuse("explain", *shape[:4], "--scheme", "halo", about="needs a window")
         self.refuse("explain", "--ranks", 4, about="--shape")
 
+    def test_decode_of_ranks(self):
+        shape = ("--shape", "8,32/8,1/65536,128", "--dtype", "bf16", "--ranks", 8)
+        plan = self.call_json("explain", *shape, "--decode")
+        self.assertEqual((plan["scheme"], plan["forward"]["bytes"]), ("decode", [7 * 8 * 32 * 129 * 4] * 8))
+        by_heads = self.call_json("explain", *shape, "--decode", "--by-heads")
+        self.assertEqual(by_heads["forward"]["bytes"], [7 * 8 * 4 * 129 * 4] * 8)
+        self.assertIn("--decode plans", self.call("explain", *shape).stdout)
+        self.refuse("explain", *shape, "--decode", "--causal", about="--causal")
+        self.refuse("explain", *shape, "--decode", "--scheme", "ring", about="--scheme")
+        self.refuse("explain", *shape[:4], "--decode", about="--ranks")
+
+    def test_options_that_ranks_do_not_take(self):
+        shape = ("--shape", "1,8,64,64", "--ranks", 4)
+        for option in (("--page-size", 16), ("--used-k", "random"), ("--cu-seqlens-q", "random"),
+                       ("--splits", 2), ("--kernel", "x"), ("--bias", "random"), ("--max-q-len", 3)):
+            self.refuse("explain", *shape, *option, about=": --ranks does not take it")
+        self.refuse("explain", *shape, "--dtype", "int8", about="--dtype")
+        self.refuse("explain", "--shape", "1,8,64,64", "--net", "1e9", about="--net requires --ranks")
+
+    def test_documents_of_ranks(self):
+        shape = ("--shape", "1,8,64,64", "--ranks", 4, "--sharding", "contiguous")
+        plan = self.call_json("explain", *shape, "--documents", "0,16,32,64", "--causal")
+        self.assertEqual(plan["scheme"], "gather")
+        # Ranks 0, 1 and 3 hold no key that another rank sees.
+        self.assertEqual([n > 0 for n in plan["forward"]["bytes"]], [False, False, True, False])
+        self.refuse("explain", *shape, "--documents", "0,16,32", about="ends with 32")
+        self.refuse("explain", *shape, "--documents", "0,x", about="--documents is")
+
     def test_documented_predictions(self):
         done = subprocess.run([os.path.join(SOURCE, "scripts", "lib", "distributed_table"), "--check", PROGRAM],
                               capture_output=True, text=True, timeout=300)

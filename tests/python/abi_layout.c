@@ -183,6 +183,8 @@ static void print_distributed(void) {
   FIELD(flashcore_distributed_problem, forward_flops);
   FIELD(flashcore_distributed_problem, backward_flops);
   FIELD(flashcore_distributed_problem, separate_backward);
+  FIELD(flashcore_distributed_problem, by_heads);
+  FIELD(flashcore_distributed_problem, memory_bandwidth);
   END();
 }
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import distributed_support
 import flashcore
 import flashcore.distributed as fcd
-from flashcore.distributed import comm, decode as decode_module, placement as placement_module
+from flashcore.distributed import comm, placement as placement_module
 
 OPTIONS = ("causal", "window", "softcap", "scale")
 
@@ -183,9 +183,10 @@ def decode(case):
     if combine == "all_to_all":
         count = q_heads // ranks
         want_out, want_lse = (one[:, rank * count:(rank + 1) * count] for one in (want_out, want_lse))
-    said = decode_module.decode_bytes(batch=len(lengths), q_heads=q_heads, q_len=q_len, v_dim=dim,
-                                      ranks=ranks, combine=combine)
-    return (out.float().numpy(), want_out, lse.numpy(), want_lse, sum(sent.values()), said)
+    plan = fcd.predict(capacity, ranks=ranks, batch=len(lengths), q_heads=q_heads, kv_heads=kv_heads,
+                       head_dim=dim, dtype=dtype, decode=True, q_len=q_len, interleave=interleave,
+                       combine=combine)
+    return (out.float().numpy(), want_out, lse.numpy(), want_lse, sent, dict(plan.sent(rank)[0]))
 
 
 def _pages(caches):

@@ -61,6 +61,25 @@ class Model(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "device is 'abacus'; wanted one of h200"):
             fcd.predict(64, ranks=2, device="abacus", **MODEL)
 
+    def test_decode(self):
+        """Bytes and work by hand: 8 sequences, 32 heads of 128 and an LSE, in f32, to 7 others."""
+        cache = dict(q_heads=32, kv_heads=8, head_dim=128, batch=8, decode=True)
+        plan = fcd.predict(65536, ranks=8, **cache)
+        self.assertEqual((plan.scheme, plan.forward.bytes), ("decode", (7 * 8 * 32 * 129 * 4,) * 8))
+        self.assertAlmostEqual(plan.forward.work, 8 * 8192 * 8 * 256 * 2 / 4.8e12)
+        self.assertEqual((plan.forward.hidden, sum(plan.backward.bytes)), (0, 0))
+        self.assertIn("each rank gets the whole result", plan.reason)
+        for part in ("scheme    decode, 8 ranks\n", "8,192 on rank 0, of 65,536", "out and lse: 924,672 bytes"):
+            self.assertIn(part, str(plan))
+        less = fcd.predict(65536, ranks=8, combine="all_to_all", q_len=3, **cache)
+        self.assertEqual(less.forward.bytes[0], 7 * 8 * 4 * 3 * 129 * 4)
+        uneven = fcd.predict(10, ranks=2, interleave=4, **cache)
+        self.assertEqual([uneven.job.k_rows(r) for r in range(2)], [6, 4])
+        with self.assertRaisesRegex(ValueError, "by_heads: 3 ranks cannot divide 32 heads"):
+            fcd.predict(64, ranks=3, combine="all_to_all", **cache)
+        with self.assertRaisesRegex(ValueError, "decode has none of them"):
+            fcd.predict(64, ranks=2, window=(3, -1), **cache)
+
     def test_text(self):
         text = str(fcd.predict(1 << 17, ranks=8, scheme="ring", **MODEL))
         for part in ("scheme    ring, zigzag, 8 ranks", "reason    given by the caller",

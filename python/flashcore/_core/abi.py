@@ -196,6 +196,8 @@ class DistributedProblem(ctypes.Structure):
         ("forward_flops", c_double),
         ("backward_flops", c_double),
         ("separate_backward", c_int32),
+        ("by_heads", c_int32),
+        ("memory_bandwidth", c_double),
     ]
 
 

@@ -57,8 +57,8 @@ def _speeds() -> dict[str, dict[str, Any]]:
 
 
 def __getattr__(name: str) -> Any:
-    """LINKS: {name: Link}. DEVICES: {name: (FLOP/s forward, backward)}. Change an entry, or pass a Link,
-    for other hardware."""
+    """LINKS: {name: Link}. DEVICES: {name: (FLOP/s forward, backward, bytes per second of memory)}. Change
+    an entry, or pass a Link, for other hardware."""
     if name in ("LINKS", "DEVICES"):
         return _speeds()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -100,15 +100,16 @@ class Model:
     """A job with the speeds of its machines, as the library sees it."""
 
     def __init__(self, job: Job, *, scheme: str, head_ranks: int | None, sharding: str, node: int,
-                 link: Link, net: Link, device: str) -> None:
+                 link: Link, net: Link, device: str, by_heads: bool = False) -> None:
         devices = _speeds()["DEVICES"]
         if device not in devices:
             raise ValueError(f"device is {device!r}; wanted one of {', '.join(devices)}, or add it to "
-                             "flashcore.distributed.costs.DEVICES as FLOP/s of forward and backward")
+                             "flashcore.distributed.costs.DEVICES: FLOP/s forward and backward, bytes/s "
+                             "of memory")
         code, bits = abi.DTYPES[_DTYPES[job.dtype]]
         packed = len(job.mask.q_docs) > 2
         self._problem = abi.DistributedProblem(
-            ranks=job.ranks, ranks_per_node=node, scheme=SCHEMES.index(scheme),
+            ranks=job.ranks, ranks_per_node=node, scheme=(*SCHEMES, "decode").index(scheme),
             sharding=SHARDINGS.index(sharding), head_ranks=head_ranks or 0, causal=job.mask.causal,
             reproducibility=job.in_order, dtype=abi.DType(code, bits, 1), batch=job.batch,
             q_heads=job.q_heads, kv_heads=job.kv_heads, head_dim=job.dim, v_dim=job.v_dim,
@@ -119,7 +120,7 @@ class Model:
             documents_count=len(job.mask.q_docs) if packed else 0,
             link_bandwidth=link.bandwidth, link_latency=link.latency, net_bandwidth=net.bandwidth,
             net_latency=net.latency, forward_flops=devices[device][0],
-            backward_flops=devices[device][1])
+            backward_flops=devices[device][1], memory_bandwidth=devices[device][2], by_heads=by_heads)
 
     def plan(self) -> tuple[Costs, Costs, str]:
         """(forward, backward, text)."""

@@ -14,7 +14,7 @@ from flashcore.distributed.agreement import (Field, agree, call_field, choice, d
                                              tensor_fields)
 from flashcore.distributed.comm import Comm
 
-_COMBINES = ("all_gather", "all_to_all")
+COMBINES = ("all_gather", "all_to_all")
 
 
 def decode_lengths(seqused_k: Tensor, *, group: Any = None, interleave: int = 1) -> Tensor:
@@ -23,11 +23,12 @@ def decode_lengths(seqused_k: Tensor, *, group: Any = None, interleave: int = 1)
     Key p of a sequence is on rank (p // interleave) % ranks: the ranks take turns, `interleave` keys at
     a time. A new key p is appended on that rank alone.
     """
-    return _own_lengths(seqused_k, dist.get_world_size(group), dist.get_rank(group),
+    return own_lengths(seqused_k, dist.get_world_size(group), dist.get_rank(group),
                         integer("interleave", interleave))
 
 
-def _own_lengths(lengths: Tensor, ranks: int, rank: int, interleave: int) -> Tensor:
+def own_lengths(lengths: Tensor, ranks: int, rank: int, interleave: int) -> Tensor:
+    """decode_lengths() of any rank."""
     turn = interleave * ranks
     lengths = lengths.long()
     last = (lengths % turn - rank * interleave).clamp(0, interleave)
@@ -82,13 +83,6 @@ def decode_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, seqused_k: 
     return (made, total) if return_lse else made
 
 
-def decode_bytes(*, batch: int, q_heads: int, q_len: int, v_dim: int, ranks: int,
-                 combine: str = "all_gather") -> int:
-    """Bytes that one rank sends in decode_attention()."""
-    per_part = batch * q_heads * q_len * (v_dim + 1) * 4
-    return per_part * (ranks - 1) // (ranks if combine == "all_to_all" else 1)
-
-
 class _Call(NamedTuple):
     """The arguments of one call, on one rank, without q and the cache."""
     ranks: int
@@ -107,7 +101,7 @@ class _Call(NamedTuple):
         return 2 if self.layout == "bhsd" and self.block_table is None else 1
 
     def own_lengths(self, lengths: Tensor) -> Tensor:
-        return _own_lengths(lengths, self.ranks, self.rank, self.interleave)
+        return own_lengths(lengths, self.ranks, self.rank, self.interleave)
 
 
 def _checked_fields(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> list[Field]:
@@ -125,7 +119,7 @@ def _checked_fields(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> list[Field]
     if integer("interleave", call.interleave) < 1:
         raise ValueError(f"interleave is {call.interleave}; wanted 1 or more")
     heads = q.shape[2 if call.layout == "bshd" else 1]
-    if one_of("combine", call.combine, _COMBINES) == "all_to_all" and heads % call.ranks:
+    if one_of("combine", call.combine, COMBINES) == "all_to_all" and heads % call.ranks:
         raise ValueError(f'combine is "all_to_all"; {call.ranks} ranks cannot divide {heads} heads: '
                          'use combine="all_gather"')
     if call.sinks is not None and (tuple(call.sinks.shape) != (heads,) or call.sinks.dtype != torch.float32
@@ -141,7 +135,7 @@ def _checked_fields(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> list[Field]
         Field("v.dim", v.shape[3], "v_cache has {} entries per head"),
         Field("paged", call.block_table is not None, "block_table given: {}", bool),
         Field("interleave", call.interleave, "interleave is {}"),
-        choice("layout", call.layout, ("bhsd", "bshd")), choice("combine", call.combine, _COMBINES),
+        choice("layout", call.layout, ("bhsd", "bshd")), choice("combine", call.combine, COMBINES),
         choice("reproducibility", call.options["reproducibility"], ("deterministic", "batch_invariant")),
         number("scale", q.shape[3] ** -0.5 if scale is None else float(scale)),
         number("softcap", float(softcap)), Field("sinks", call.sinks is not None, "sinks given: {}", bool),

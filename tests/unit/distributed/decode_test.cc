@@ -98,9 +98,22 @@ TEST_P(DistributedThreadsDecode, GivesTheResultOfOneDevice) {
         put_heads(to.lse, mine.lse, how.by_heads ? comm.rank * (kQHeads / ranks) : 0);
         return status;
       });
-      for (std::size_t r = 0; r < results.size(); ++r) {
-        ASSERT_TRUE(statuses[r].ok()) << statuses[r].message();
-        EXPECT_EQ(verdict(whole, results[r]), "") << "rank " << r;
+      DistributedProblem problem;
+      problem.dtype = dtype, problem.batch = 2;
+      problem.q_heads = kQHeads, problem.kv_heads = kKvHeads;
+      problem.head_dim = 16, problem.v_dim = 8;
+      problem.scheme = Scheme::decode, problem.by_heads = how.by_heads;
+      problem.q_rows.assign(static_cast<std::size_t>(ranks), 3);
+      for (std::int32_t r = 0; r < ranks; ++r) {
+        problem.k_rows.push_back(decode_length(kCapacity, r, ranks, how.interleave));
+      }
+      for (std::int32_t r = 0; r < ranks; ++r) {
+        const auto n = static_cast<std::size_t>(r);
+        ASSERT_TRUE(statuses[n].ok()) << statuses[n].message();
+        EXPECT_EQ(verdict(whole, results[n]), "") << "rank " << r;
+        const auto said = sent_bytes(problem, r, false);
+        ASSERT_TRUE(said.ok()) << said.status().message();
+        EXPECT_EQ((*said)[0].bytes, engine.sent(r)) << "rank " << r;
       }
     }
   }

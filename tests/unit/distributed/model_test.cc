@@ -143,6 +143,30 @@ TEST(DistributedModel, Text) {
   }
 }
 
+TEST(DistributedModel, Decode) {
+  DistributedProblem p;
+  p.batch = 8, p.q_heads = 32, p.kv_heads = 8;
+  p.scheme = Scheme::decode;
+  p.q_rows.assign(16, 1);
+  p.k_rows.assign(16, 4096);
+  const auto plan = plan_distributed(p, {});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->forward.bytes[3], 15 * 8 * 32 * 129 * 4);
+  EXPECT_DOUBLE_EQ(plan->forward.work_s, 8 * 4096 * 8 * 256 * 2 / 4.8e12);
+  // 16 ranks are on two machines.
+  EXPECT_DOUBLE_EQ(plan->forward.transfer_s(), 15 * 8 * 32 * 129 * 4 / 50e9 + 20e-6);
+  EXPECT_EQ(plan->backward.transfer_s(), 0);
+  EXPECT_EQ(sent_bytes(p, 0, true)->size(), 0u);
+  p.q_rows[3] = 2;
+  EXPECT_EQ(plan_distributed(p, {}).status().message(),
+            "q_rows: differ between ranks; wanted the same new queries on every rank");
+  p.q_rows[3] = 1;
+  p.window_left = 4;
+  EXPECT_FALSE(plan_distributed(p, {}).ok());
+  EXPECT_NE(choose_scheme(p).status().message().find("is no scheme of an attention"),
+            std::string::npos);
+}
+
 TEST(DistributedModel, CAbi) {
   flashcore_distributed_problem p{};
   p.struct_size = sizeof p;
@@ -152,7 +176,7 @@ TEST(DistributedModel, CAbi) {
   p.window_left = p.window_right = -1;
   p.length = 100;
   p.link_bandwidth = p.net_bandwidth = 1e9;
-  p.forward_flops = p.backward_flops = 1e12;
+  p.forward_flops = p.backward_flops = p.memory_bandwidth = 1e12;
   flashcore_error error{};
   std::int32_t scheme = 0, head_ranks = 0;
   char reason[256];

@@ -76,6 +76,8 @@ struct RanksArgs {
   std::int32_t ranks = 0;  ///< 0: one device
   std::int32_t node = 8;   ///< ranks per machine
   std::int32_t head_ranks = 0;
+  bool decode = false, by_heads = false;
+  std::string documents;  ///< "0,100,250": first rows, then the length
   std::string scheme = "auto", sharding = "zigzag";
   std::string link = "nvlink", net = "infiniband";  ///< a name, or bytes per second
 };

@@ -107,12 +107,13 @@ CLI::App& add_explain(CLI::App& app, ExplainArgs& args) {
   command.add_flag("--json", args.json, "print JSON");
   add_ranks_options(command, args.ranks);
   add_problem_options(command, args.problem, false);
-  command.footer(examples(
-      "  flashcore explain --shape 1,8,512,64\n"
-      "  flashcore explain --shape 4,32/8,4096,128 --dtype bf16 --plan-for h200\n"
-      "  flashcore explain --case decode#2 --plan-for l4 --json\n"
-      "  flashcore explain --shape 1,64/8,1048576,128 --dtype bf16 --causal --ranks 64\n"
-      "  flashcore explain --shape 1,32/8,65536,128 --ranks 8 --scheme ring --link pcie\n"));
+  command.footer(
+      examples("  flashcore explain --shape 1,8,512,64\n"
+               "  flashcore explain --shape 4,32/8,4096,128 --dtype bf16 --plan-for h200\n"
+               "  flashcore explain --case decode#2 --plan-for l4 --json\n"
+               "  flashcore explain --shape 1,64/8,1048576,128 --dtype bf16 --causal --ranks 64\n"
+               "  flashcore explain --shape 1,32/8,65536,128 --ranks 8 --scheme ring --link pcie\n"
+               "  flashcore explain --shape 8,32/8,1/65536,128 --dtype bf16 --ranks 8 --decode\n"));
   return command;
 }
 

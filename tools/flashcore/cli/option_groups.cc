@@ -84,31 +84,47 @@ void add_page_size_option(CLI::App& command, std::int64_t& page_size) {
 }
 
 void add_ranks_options(CLI::App& command, RanksArgs& args) {
-  command
-      .add_option("--ranks", args.ranks,
-                  "divide the rows between this many ranks; print the scheme, its bytes and its "
-                  "predicted time. Needs no GPU; --plan-for is h200 (default), h100, a100 or cpu")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--node", args.node, "ranks: per machine")
+  CLI::Option* ranks =
+      command
+          .add_option(
+              "--ranks", args.ranks,
+              "divide the rows between this many ranks; print the scheme, its bytes and its "
+              "predicted time. Needs no GPU; --plan-for is h200 (default), h100, a100 or cpu")
+          ->type_name("N")
+          ->check(CLI::Range(1, 1 << 20));
+  const auto add = [&](const char* name, auto& value, const std::string& text) {
+    return command.add_option(name, value, text)->needs(ranks);
+  };
+  add("--node", args.node, "ranks: per machine")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command.add_option("--scheme", args.scheme, "ranks: how they exchange keys")
+  add("--scheme", args.scheme, "ranks: how they exchange keys")
       ->check(CLI::IsMember({"auto", "ring", "gather", "ulysses", "2d", "halo"}))
       ->capture_default_str();
-  command.add_option("--sharding", args.sharding, "ranks: which rows each holds")
+  add("--sharding", args.sharding, "ranks: which rows each holds")
       ->check(CLI::IsMember({"zigzag", "contiguous"}))
       ->capture_default_str();
-  command.add_option("--head-ranks", args.head_ranks, "ranks, 2d: how many divide the heads")
+  add("--head-ranks", args.head_ranks, "ranks, 2d: how many divide the heads")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20));
+  add("--documents", args.documents, "ranks: packed documents, their first rows and the length")
+      ->type_name("0,I,J,...");
+  CLI::Option* decode =
+      command
+          .add_flag("--decode", args.decode,
+                    "ranks: they divide the keys of a KV cache; the queries are new rows")
+          ->needs(ranks);
+  command
+      .add_flag("--by-heads", args.by_heads,
+                "ranks, decode: each gets the result of its heads only")
+      ->needs(decode);
   const std::string speeds =
       ": nvlink, pcie, infiniband, ethernet, or bytes per second and a latency, 50e9,20e-6";
-  command.add_option("--link", args.link, "ranks: speed inside a machine" + speeds)
+  add("--link", args.link, "ranks: speed inside a machine" + speeds)
       ->type_name("SPEED")
       ->capture_default_str();
-  command.add_option("--net", args.net, "ranks: speed between machines" + speeds)
+  add("--net", args.net, "ranks: speed between machines" + speeds)
       ->type_name("SPEED")
       ->capture_default_str();
 }
