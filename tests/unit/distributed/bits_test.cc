@@ -1,11 +1,13 @@
-// A batch-invariant ring has the bits of one device that attends to the same ranges of keys and
-// merges them in ascending order.
+// Bits of batch-invariant calls. Gather and Ulysses have those of one call on one device. A ring
+// has those of one device that attends to the same ranges of keys and merges them in ascending
+// order.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "flashcore/distributed.h"
 #include "support/draw.h"
+#include "unit/distributed/ranks.h"
 #include "unit/distributed/thread_comm.h"
 
 namespace flashcore::test {
@@ -47,6 +49,22 @@ Output merged_chunk(const Inputs& whole, std::int64_t i, std::int64_t ranks) {
 
 class DistributedThreadsBits : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DistributedThreadsBits, testing::Values(2, 3, 4));
+
+TEST_P(DistributedThreadsBits, GatherAndUlyssesGiveTheBitsOfOneDevice) {
+  Case c{"bits", {29}, 12, 12, {.causal = true, .scale = 0.4, .softcap = 3.0}, 0, true};
+  c.options.reproducibility = Reproducibility::batch_invariant;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::vector<std::int64_t>& documents : {std::vector<std::int64_t>{}, {0, 7, 20}}) {
+      c.dtype = dtype, c.documents = documents;
+      const Output one = attend(whole_inputs(c, 29, 29));
+      for (const Scheme scheme : {Scheme::gather, Scheme::ulysses}) {
+        SCOPED_TRACE(to_string(scheme));
+        const Output all = Ranks(c, GetParam(), {.scheme = scheme}).forward();
+        FLASHCORE_EXPECT_SAME(one, all);
+      }
+    }
+  }
+}
 
 TEST_P(DistributedThreadsBits, RingMergesTheSameRangesOfKeys) {
   const std::int32_t ranks = GetParam();

@@ -1,6 +1,7 @@
 #include "unit/distributed/thread_comm.h"
 
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 namespace flashcore::test {
@@ -13,12 +14,23 @@ ThreadComm::ThreadComm(std::int32_t ranks, std::int32_t headers)
   }
 }
 
+std::int64_t ThreadComm::sent(std::int32_t rank) const {
+  const auto& all = messages(rank);
+  return std::accumulate(all.begin(), all.end(), std::int64_t{0});
+}
+
+void ThreadComm::count(End& end) {
+  if (end.headers_left == 0) end.messages.push_back(0);
+}
+
 void ThreadComm::send(End& from, std::int32_t to, const void* data, std::size_t bytes) {
   if (bytes == 0) return;
   const auto* first = static_cast<const std::byte*>(data);
   const std::lock_guard lock(mutex_);
   queues_[{from.rank, to}].emplace_back(first, first + bytes);
-  if (to != from.rank && from.headers_left == 0) from.sent += static_cast<std::int64_t>(bytes);
+  if (to != from.rank && from.headers_left == 0) {
+    from.messages.back() += static_cast<std::int64_t>(bytes);
+  }
   changed_.notify_all();
 }
 
@@ -44,12 +56,14 @@ Comm ThreadComm::comm_of(std::int32_t rank) {
   comm.sendrecv = [](void* context, const void* send, std::size_t send_bytes, std::int32_t to,
                      void* recv, std::size_t recv_bytes, std::int32_t from, void*) {
     End& end = *static_cast<End*>(context);
+    count(end);
     end.comm->send(end, to, send, send_bytes);
     return end.comm->receive(end, from, recv, recv_bytes);
   };
   comm.all_to_all = [](void* context, const void* send, const std::size_t* send_bytes, void* recv,
                        const std::size_t* recv_bytes, void*) {
     End& end = *static_cast<End*>(context);
+    count(end);
     const auto ranks = static_cast<std::int32_t>(end.comm->ends_.size());
     const auto* from = static_cast<const std::byte*>(send);
     for (std::int32_t r = 0; r < ranks; from += send_bytes[r++]) {
@@ -65,6 +79,7 @@ Comm ThreadComm::comm_of(std::int32_t rank) {
   comm.all_gather = [](void* context, const void* send, void* recv, const std::size_t* recv_bytes,
                        void*) {
     End& end = *static_cast<End*>(context);
+    count(end);
     const auto ranks = static_cast<std::int32_t>(end.comm->ends_.size());
     for (std::int32_t r = 0; r < ranks; ++r) end.comm->send(end, r, send, recv_bytes[end.rank]);
     auto* to = static_cast<std::byte*>(recv);
@@ -81,7 +96,10 @@ Comm ThreadComm::comm_of(std::int32_t rank) {
 std::vector<Status> ThreadComm::run(const std::function<Status(const Comm&)>& body) {
   std::vector<Status> results(ends_.size());
   queues_.clear();
-  for (End& end : ends_) end.closed = false, end.headers_left = headers_, end.sent = 0;
+  for (End& end : ends_) {
+    end.closed = false, end.headers_left = headers_;
+    end.messages.clear();
+  }
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < ends_.size(); ++r) {
     threads.emplace_back([&, r] {

@@ -23,7 +23,11 @@ class ThreadComm {
   /// others' callbacks then fail.
   std::vector<Status> run(const std::function<Status(const Comm&)>& body);
   /// Bytes that a rank sent to others, without headers, since the last run() began.
-  std::int64_t sent(std::int32_t rank) const { return ends_[static_cast<std::size_t>(rank)].sent; }
+  std::int64_t sent(std::int32_t rank) const;
+  /// The bytes of each callback of a rank, in order, as sent() counts them.
+  const std::vector<std::int64_t>& messages(std::int32_t rank) const {
+    return ends_[static_cast<std::size_t>(rank)].messages;
+  }
 
  private:
   using Bytes = std::vector<std::byte>;
@@ -31,11 +35,13 @@ class ThreadComm {
   struct End {
     ThreadComm* comm = nullptr;
     std::int32_t rank = 0;
-    std::int64_t sent = 0;
+    std::vector<std::int64_t> messages;
     std::int32_t headers_left = 0;
     bool closed = false;
   };
 
+  /// A callback of a rank begins.
+  static void count(End& end);
   void send(End& from, std::int32_t to, const void* data, std::size_t bytes);
   std::int32_t receive(End& to, std::int32_t from, void* data, std::size_t bytes);
   Comm comm_of(std::int32_t rank);
