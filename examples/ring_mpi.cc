@@ -3,7 +3,8 @@
 //
 //   mpicxx -std=c++20 examples/ring_mpi.cc -lflashcore -o ring_mpi && mpirun -n 4 ./ring_mpi 203
 //
-// With a second argument "die", the last rank ends before its call: mpirun then ends the others.
+// With a second argument "die", the last rank ends before its call, or, with "die N", instead of
+// its send-receive number N, in the middle of a ring: mpirun then ends the others.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -150,14 +151,17 @@ struct Sequence {
 double largest_difference(const Tensor& a, const Tensor& b) {
   double worst = 0;
   for (std::size_t i = 0; i < a.data.size(); ++i) {
-    worst = std::max(worst, static_cast<double>(std::fabs(a.data[i] - b.data[i])));
+    const double difference = std::fabs(a.data[i] - b.data[i]);
+    worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
   }
   double of_all = 0;
   MPI_Allreduce(&worst, &of_all, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return of_all;
 }
 
-/// Prints one line on rank 0. Returns whether the difference is small.
+/// Prints one line on rank 0. Returns whether the difference is small. Results that are each within
+/// the bound of docs/numerics.md may differ by twice that: here by 6e-6 or more for half of out's
+/// elements, and by 17e-6 for half of dq's. The limit is stricter.
 bool report(int rank, const char* name, const char* tensor, double difference) {
   if (rank == 0) std::printf("%-8s %-4s largest difference %.1e\n", name, tensor, difference);
   return difference < 4e-6;
@@ -226,6 +230,21 @@ bool run_disagreement(const flashcore::Comm& comm) {
   return comm.size == 1 || status.code() == flashcore::StatusCode::invalid_argument;
 }
 
+/// Callbacks of a rank that ends instead of its send-receive number `number`.
+flashcore::Comm that_ends(const flashcore::Comm& comm, std::int64_t number) {
+  static decltype(comm.sendrecv) sendrecv;
+  static std::int64_t left;
+  sendrecv = comm.sendrecv;
+  left = number;
+  flashcore::Comm made = comm;
+  made.sendrecv = [](void* context, const void* send, std::size_t send_bytes, std::int32_t to,
+                     void* recv, std::size_t recv_bytes, std::int32_t from, void* stream) {
+    if (--left <= 0) std::_Exit(3);
+    return sendrecv(context, send, send_bytes, to, recv, recv_bytes, from, stream);
+  };
+  return made;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -234,8 +253,11 @@ int main(int argc, char** argv) {
   bool good = false;
   {
     MpiComm mpi(MPI_COMM_WORLD);
-    const flashcore::Comm comm = mpi.callbacks();
-    if (argc > 2 && std::strcmp(argv[2], "die") == 0 && comm.rank + 1 == comm.size) std::_Exit(3);
+    flashcore::Comm comm = mpi.callbacks();
+    if (argc > 2 && std::strcmp(argv[2], "die") == 0 && comm.rank + 1 == comm.size) {
+      if (argc == 3) std::_Exit(3);
+      comm = that_ends(comm, std::atoll(argv[3]));
+    }
     good = run_schemes(comm, length);
     good &= run_decode(comm, length);
     good &= run_disagreement(comm);

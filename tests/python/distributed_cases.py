@@ -4,9 +4,11 @@ import os
 import time
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+import distributed_bounds
 import distributed_support
 import flashcore
 import flashcore.distributed as fcd
@@ -152,7 +154,7 @@ def merged_ranges(case):
 
 
 def decode(case):
-    """(out, expected out, lse, expected lse, bytes sent, bytes said) with interleaved keys."""
+    """(results, expected results, their bounds, bytes sent, bytes said) with interleaved keys."""
     torch.manual_seed(0)
     ranks, rank = dist.get_world_size(), dist.get_rank()
     dtype = getattr(torch, case.get("dtype", "float32"))
@@ -176,17 +178,24 @@ def decode(case):
             seqused_k=torch.tensor(lengths, dtype=torch.int32), interleave=interleave, layout=layout,
             combine=combine, return_lse=True, **options)
     out = out.transpose(1, 2) if layout == "bshd" else out
-    want = [distributed_support.definition(
-        q[b:b + 1].double(), k[b:b + 1, :, :n].double(), v[b:b + 1, :, :n].double(), sinks=sinks,
-        causal=True, **options) for b, n in enumerate(lengths)]
-    want_out, want_lse = (torch.cat(one).numpy() for one in zip(*want))
+    parts = []
+    for b, n in enumerate(lengths):
+        inputs = [one[b:b + 1, :, :rows].double() for one, rows in ((q, q_len), (k, n), (v, n))]
+        want = dict(zip(("out", "lse"), (one.numpy() for one in distributed_support.definition(
+            *inputs, sinks=sinks, causal=True, **options))))
+        limit = distributed_bounds.whole(
+            *(one.numpy() for one in inputs), None, None, want, case.get("dtype", "float32"), causal=True,
+            sinks=None if sinks is None else sinks.double().numpy(), **options)
+        parts.append((want, limit))
+    want, limit = ({name: np.concatenate([one[i][name] for one in parts]) for name in ("out", "lse")}
+                   for i in range(2))
     if combine == "all_to_all":
-        count = q_heads // ranks
-        want_out, want_lse = (one[:, rank * count:(rank + 1) * count] for one in (want_out, want_lse))
+        own = slice(rank * (q_heads // ranks), (rank + 1) * (q_heads // ranks))
+        want, limit = ({name: one[:, own] for name, one in some.items()} for some in (want, limit))
     plan = fcd.predict(capacity, ranks=ranks, batch=len(lengths), q_heads=q_heads, kv_heads=kv_heads,
                        head_dim=dim, dtype=dtype, decode=True, q_len=q_len, interleave=interleave,
                        combine=combine)
-    return (out.float().numpy(), want_out, lse.numpy(), want_lse, sent, dict(plan.sent(rank)[0]))
+    return (dict(out=out.float().numpy(), lse=lse.numpy()), want, limit, sent, dict(plan.sent(rank)[0]))
 
 
 def _pages(caches):

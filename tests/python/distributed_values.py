@@ -2,7 +2,7 @@
 
 import torch
 
-import dense_reference as reference
+import distributed_bounds as bounds
 from distributed_cases import OPTIONS, draw
 from distributed_support import definition
 
@@ -77,24 +77,30 @@ def expected(case):
     return {name: one.detach().numpy() for name, one in made.items()}
 
 
+def limits_of(case, want):
+    """{name: error bound} of the results `want`."""
+    q, k, v, sinks, d_out, d_lse = (None if one is None else one.double().numpy() for one in draw(case))
+    options = {name: case[name] for name in OPTIONS if name in case}
+    return bounds.whole(q, k, v, d_out, d_lse, want, case.get("dtype", "float32"), sinks=sinks,
+                        documents=case.get("documents"), **options)
+
+
 class Values:
     """For a unittest.TestCase with `ranks`, a distributed_support.Ranks."""
 
-    def compare(self, got, want, dtype, name):
+    def compare(self, got, want, limits):
         self.assertEqual(set(want), set(got) - {"sent", "sent_backward"})
         for part, one in want.items():
-            # Gradients: the factor of test_torch_gradients.
-            limit = (reference.TOLERANCE["float32" if part == "lse" else dtype]
-                     * (4 if part.startswith("d") else 1))
-            self.assertLessEqual(reference.error(got[part], one), limit, f"{name}: {part}")
+            self.assertIsNone(bounds.fault(got[part], one, limits[part]), part)
 
     def test_values_and_gradients(self):
         for name, case in cases(len(self.ranks.pipes)):
             with self.subTest(name):
                 found = self.ranks.results("run", case)
                 want = expected(case)
+                limits = limits_of(case, want)
                 for got in found:
-                    self.compare(got, want, case.get("dtype", "float32"), name)
+                    self.compare(got, want, limits)
 
     def test_equal_bits_on_every_run(self):
         for scheme in ("ring", "gather", "ulysses"):
@@ -181,8 +187,7 @@ class Decode:
                 name: one for name, one in options.items() if name != "lengths"})
             case["lengths"] = options.get("lengths", case["lengths"])
             with self.subTest(str(options)):
-                dtype = options.get("dtype", "float32")
-                for got, want, lse, want_lse, sent, said in self.ranks.results("decode", case):
-                    self.assertLessEqual(reference.error(got, want), reference.TOLERANCE[dtype])
-                    self.assertLessEqual(reference.error(lse, want_lse), reference.TOLERANCE["float32"])
+                for got, want, limit, sent, said in self.ranks.results("decode", case):
+                    for part in want:
+                        self.assertIsNone(bounds.fault(got[part], want[part], limit[part]), part)
                     self.assertEqual(sent, said)
