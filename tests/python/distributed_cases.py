@@ -58,19 +58,29 @@ def packed(one):
     return one[0].transpose(0, 1)
 
 
+def shards_of(case, tensors):
+    """This rank's rows of q, k and v."""
+    keys = "k_lengths" if "k_lengths" in case else "lengths"
+    return [cut(one, case, name) for one, name in zip(tensors, ("lengths", keys, keys))]
+
+
+def as_passed(case, shards):
+    """(the shards in the case's layout, the option for it)."""
+    if "documents" in case:
+        shards = [packed(one) for one in shards]
+    if case.get("layout") == "bshd":
+        shards = [one.transpose(1, 2) for one in shards]
+    return shards, {"layout": case["layout"]} if "layout" in case else {}
+
+
 def run(case):
     """{out, lse, dq, dk, dv, dsinks} of the whole sequence, and the bytes this rank sent."""
     q, k, v, sinks, d_out, d_lse = draw(case)
-    shards = [cut(one, case, name).requires_grad_(case.get("backward", True)) for one, name in (
-        (q, "lengths"), (k, "k_lengths" if "k_lengths" in case else "lengths"),
-        (v, "k_lengths" if "k_lengths" in case else "lengths"))]
+    shards = [one.requires_grad_(case.get("backward", True)) for one in shards_of(case, (q, k, v))]
     d_out, d_lse = cut(d_out, case), cut(d_lse[..., None], case)[..., 0]
-    inputs = [packed(one) for one in shards] if "documents" in case else shards
-    if case.get("layout") == "bshd":
-        inputs = [one.transpose(1, 2) for one in inputs]
+    inputs, extra = as_passed(case, shards)
     if sinks is not None:
         sinks.requires_grad_(case.get("backward", True))
-    extra = {"layout": case["layout"]} if "layout" in case else {}
     with fcd.counted() as sent:
         out, lse = fcd.context_parallel_attention(*inputs, sinks=sinks, return_lse=True, **arguments(case),
                                                   **extra)
@@ -125,7 +135,7 @@ def one_device(case):
     options = {name: case[name] for name in (*OPTIONS, "reproducibility") if name in case}
     if "documents" not in case:
         out, lse = flashcore.attention(q, k, v, sinks=sinks, return_lse=True, **options)
-        return dict(out=out.numpy(), lse=lse.numpy())
+        return dict(out=out.float().numpy(), lse=lse.numpy())
     starts = torch.tensor(case["documents"], dtype=torch.int32)
     out, lse = flashcore.attention(*(packed(one) for one in (q, k, v)), sinks=sinks, cu_seqlens_q=starts,
                                    cu_seqlens_k=starts, return_lse=True, **options)
@@ -136,9 +146,8 @@ def merged_ranges(case):
     """The ring's ranges of keys on one device: every chunk of rows over every chunk of keys it sees,
     merged in ascending order of keys."""
     q, k, v, sinks, *_ = draw(case)
-    length = case["length"]
-    chunks = sorted(span for some in placement_module.place(length, dist.get_world_size(), "zigzag")
-                    for span in some)
+    length, blocks = case["length"], dist.get_world_size() // case.get("head_ranks", 1)
+    chunks = sorted(span for some in placement_module.place(length, blocks, "zigzag") for span in some)
     outs, lses = [], []
     for begin, end in chunks:
         parts = [flashcore.attention(q[:, :, begin:end], k[:, :, low:high], v[:, :, low:high],
@@ -151,6 +160,30 @@ def merged_ranges(case):
         lses.append(lse)
     out = torch.cat(outs, 2)
     return dict(out=out.float().numpy(), lse=torch.cat(lses, 2).numpy())
+
+
+def windowed_ranges(case):
+    """The ranges of halo on one device: every chunk of rows over the keys inside its window."""
+    q, k, v, sinks, *_ = draw(case)
+    outs, lses = [], []
+    for begin, end in sorted(span for some in placement_module.place(
+            case["length"], dist.get_world_size(), "zigzag") for span in some):
+        low = max(begin - case["window"][0], 0)
+        out, lse = flashcore.attention(q[:, :, begin:end], k[:, :, low:end], v[:, :, low:end], sinks=sinks,
+                                       q_start=begin, k_start=low, causal=True, window=case["window"],
+                                       reproducibility=case["reproducibility"], return_lse=True)
+        outs.append(out)
+        lses.append(lse)
+    return dict(out=torch.cat(outs, 2).float().numpy(), lse=torch.cat(lses, 2).numpy())
+
+
+def decode_twice(combine):
+    """True if two equal calls of decode_attention() have equal bits."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 8 * dist.get_world_size(), n, 16) for n in (2, 50, 50))
+    options = dict(seqused_k=torch.tensor([90, 7, 60]), combine=combine, return_lse=True)
+    first, second = (fcd.decode_attention(q, k, v, **options) for _ in range(2))
+    return all(torch.equal(a, b) for a, b in zip(first, second))
 
 
 def decode(case):
@@ -216,10 +249,8 @@ def _pages(caches):
 def explain(case):
     """(plan's text, scheme, bytes of each step of this rank: forward, backward)."""
     q, k, v, sinks, *_ = draw(case)
-    shards = [cut(one, case) for one in (q, k, v)]
-    if "documents" in case:
-        shards = [packed(one) for one in shards]
-    plan = fcd.explain(*shards, sinks=sinks, **arguments(case))
+    shards, extra = as_passed(case, shards_of(case, (q, k, v)))
+    plan = fcd.explain(*shards, sinks=sinks, **arguments(case), **extra)
     said = [dict(one) for one in plan.sent(dist.get_rank())]
     totals = [one.bytes[dist.get_rank()] for one in (plan.forward, plan.backward)]
     return str(plan), plan.scheme, said, totals
@@ -229,7 +260,7 @@ def disagree(kind, wrong):
     """A call in which the arguments of rank `wrong` differ from those of the others."""
     odd = dist.get_rank() == wrong
     q, k, v = torch.zeros(1, 4, 6, 16), torch.zeros(1, 2, 6, 16), torch.zeros(1, 2, 6, 8)
-    options = dict(sharding="contiguous", scheme="ring")
+    options = dict(sharding="contiguous", scheme="ring", node=1)
     if odd and kind == "heads":
         k, v = (torch.zeros(1, 4, 6, one.shape[-1]) for one in (k, v))
     if odd and kind == "dtype":
@@ -244,6 +275,18 @@ def disagree(kind, wrong):
         v = v[:, :, :5]
     if odd and kind == "gradients":
         q.requires_grad_()
+    shapes = {"batch": (2, 4, 6, 16), "head dim": (1, 4, 6, 8)}
+    if odd and kind in shapes:
+        q = torch.zeros(shapes[kind])
+        k, v = torch.zeros(q.shape[0], 2, 6, q.shape[3]), torch.zeros(q.shape[0], 2, 6, 8)
+    if odd and kind == "value dim":
+        v = torch.zeros(1, 2, 6, 16)
+    if kind == "layout":
+        q, k, v = (torch.zeros(1, 6, 6, 16) for _ in range(3))
+    given = {"causal": False, "scale": 0.5, "layout": "bshd", "sharding": "zigzag", "node": 2, "head_ranks": 2,
+             "reproducibility": "batch_invariant", "sinks": torch.zeros(4)}
+    if odd and kind in given:
+        options[kind] = given[kind]
     if odd and kind == "wrong by itself":
         k = k[0]
     if odd and kind == "wrong type":
@@ -261,7 +304,7 @@ def disagree(kind, wrong):
         fcd.unshard(q, 2)
     with fcd.counted() as sent:
         try:
-            fcd.context_parallel_attention(q, k, v, causal=True, **options)
+            fcd.context_parallel_attention(q, k, v, **{"causal": True, **options})
         finally:
             assert not sent, "data moved before the error"
 
@@ -329,6 +372,28 @@ def die(victim, when):
     if when == "backward" and dist.get_rank() == victim:
         os._exit(9)
     out.sum().backward()
+
+
+def die_at(victim, scheme, number, options):
+    """Rank `victim` ends instead of its exchange `number`, counted over forward and backward."""
+    if dist.get_rank() == victim:
+        exchange, left = comm.Comm.exchange, [number]
+
+        def last(self, *arguments, **keywords):
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+            return exchange(self, *arguments, **keywords)
+
+        comm.Comm.exchange = last
+    if scheme == "decode":
+        cache = torch.randn(1, 4, 16, 16)
+        fcd.decode_attention(cache[:, :, :1], cache, cache, seqused_k=torch.tensor([40]))
+    elif scheme == "unshard":
+        fcd.unshard(torch.zeros(4, 3), 0, sharding="contiguous")
+    else:
+        q, k, v = (torch.randn(1, 12, 24, 16, requires_grad=True) for _ in range(3))
+        fcd.context_parallel_attention(q, k, v, scheme=scheme, causal=True, **options).sum().backward()
 
 
 def late(sleeper, seconds):

@@ -34,6 +34,9 @@ def _cases(count):
         yield f"{scheme}, more keys", dict(scheme=scheme, length=11, k_length=23, heads=heads, causal=True)
         yield f"{scheme}, documents", dict(scheme=scheme, length=37, heads=heads, causal=True,
                                            documents=[0, 3, 3, 20, 31, 37], sinks=True)
+        yield f"{scheme}, documents in uneven and empty shards", dict(
+            scheme=scheme, length=19, heads=heads, causal=True, documents=[0, 3, 3, 12, 19], sinks=True,
+            sharding="contiguous", lengths=LENGTHS[count])
         yield f"{scheme}, bfloat16", dict(scheme=scheme, length=33, heads=heads, causal=True,
                                           dtype="bfloat16", dims=(16, 16))
     for sharding in ("zigzag", "contiguous"):
@@ -41,6 +44,11 @@ def _cases(count):
                                         sharding=sharding, sinks=True)
         yield f"halo, both sides, {sharding}", dict(scheme="halo", length=61, heads=heads, window=(4, 3),
                                                     sharding=sharding)
+    yield "ring, other lengths of keys", dict(scheme="ring", length=19, k_length=23, heads=heads, causal=True,
+                                              sharding="contiguous", lengths=LENGTHS[count],
+                                              k_lengths=(*LENGTHS[count][:-1], LENGTHS[count][-1] + 4))
+    yield "gather, contiguous documents", dict(scheme="gather", length=37, heads=heads, causal=True,
+                                               sharding="contiguous", documents=[0, 3, 3, 20, 31, 37])
     yield "halo, documents", dict(scheme="halo", length=37, heads=heads, causal=True, window=(6, 0),
                                   documents=[0, 3, 3, 20, 31, 37])
     yield "ring, rows without keys", dict(scheme="ring", length=21, k_length=9, heads=heads, causal=True)
@@ -103,12 +111,18 @@ class Values:
                     self.compare(got, want, limits)
 
     def test_equal_bits_on_every_run(self):
-        for scheme in ("ring", "gather", "ulysses"):
-            heads = (4 * len(self.ranks.pipes), 2 * len(self.ranks.pipes))
-            case = dict(scheme=scheme, length=45, heads=heads, causal=True, sinks=True)
+        count = len(self.ranks.pipes)
+        for scheme in ("ring", "gather", "ulysses", "2d", "halo"):
+            case = dict(scheme=scheme, length=45, heads=(4 * count, 2 * count), causal=True, sinks=True)
+            if scheme == "2d":
+                case["head_ranks"] = 1 if count == 3 else 2
+            if scheme == "halo":
+                case["window"] = (11, -1)
             first, second = (self.ranks.results("run", case)[0] for _ in range(2))
             for part in NAMES:
                 self.assertTrue((first[part] == second[part]).all(), (scheme, part))
+        for combine in ("all_gather", "all_to_all"):
+            self.assertEqual(self.ranks.results("decode_twice", combine), [True] * count)
 
     def test_bits_of_one_device(self):
         """Batch-invariant gather and Ulysses give the bits of one call on one device."""
@@ -124,13 +138,20 @@ class Values:
                         self.assertTrue((got[part] == want[part]).all(), part)
 
     def test_bits_of_the_same_key_ranges(self):
-        """A batch-invariant ring gives the bits of one device that merges the same ranges of keys."""
+        """Batch-invariant ring, 2d and halo give the bits of one device that computes the same ranges of
+        keys and merges them. 2d on 2 ranks has one range."""
+        count = len(self.ranks.pipes)
         for dtype in ("float32", "bfloat16"):
-            case = dict(scheme="ring", length=45, heads=(4, 2), sinks=True, causal=True, dtype=dtype,
+            case = dict(length=45, heads=(4, 2), sinks=True, causal=True, dtype=dtype,
                         reproducibility="batch_invariant", backward=False)
-            got, want = self.ranks.results("run", case)[0], self.ranks.results("merged_ranges", case)[0]
-            for part in ("out", "lse"):
-                self.assertTrue((got[part] == want[part]).all(), (dtype, part))
+            for own, source in (
+                    (dict(scheme="ring"), "merged_ranges"),
+                    (dict(scheme="2d", head_ranks=1 if count == 3 else 2),
+                     "one_device" if count == 2 else "merged_ranges"),
+                    (dict(scheme="halo", window=(9, -1)), "windowed_ranges")):
+                got, want = (self.ranks.results(name, {**case, **own})[0] for name in ("run", source))
+                for part in ("out", "lse"):
+                    self.assertTrue((got[part] == want[part]).all(), (own, dtype, part))
 
     def test_a_window_skips_ranks(self):
         """With a window shorter than a shard, a rank sends keys to its neighbour alone."""
@@ -156,8 +177,6 @@ class Values:
 
     def test_explain_says_the_bytes_that_are_sent(self):
         for name, case in cases(len(self.ranks.pipes)):
-            if any(one in case for one in ("k_length", "layout")):
-                continue
             with self.subTest(name):
                 plans = self.ranks.results("explain", case)
                 for (text, scheme, said, totals), got in zip(plans, self.ranks.results("run", case)):

@@ -12,6 +12,18 @@ MISTAKES = {
     "softcap": "rank 1: softcap is 1.5, rank 0 has 0.0; all ranks must pass the same",
     "window": "rank 1: window's left side is 3, rank 0 has -1; all ranks must pass the same",
     "value rows": "rank 1: v has 5 rows, k has 6; they must match",
+    "causal": "rank 1: causal is False, rank 0 has True; all ranks must pass the same",
+    "scale": "rank 1: scale is 0.5, rank 0 has 0.25; all ranks must pass the same",
+    "layout": "rank 1: layout is bshd, rank 0 has bhsd; all ranks must pass the same",
+    "sharding": "rank 1: sharding is zigzag, rank 0 has contiguous; all ranks must pass the same",
+    "reproducibility": "rank 1: reproducibility is batch_invariant, rank 0 has deterministic; all ranks must "
+                       "pass the same",
+    "sinks": "rank 1: sinks given: True, rank 0 has False; all ranks must pass the same",
+    "batch": "rank 1: q has 2 sequences, rank 0 has 1; all ranks must pass the same",
+    "head dim": "rank 1: q has 8 entries per head, rank 0 has 16; all ranks must pass the same",
+    "value dim": "rank 1: v has 16 entries per head, rank 0 has 8; all ranks must pass the same",
+    "node": "rank 1: node is 2, rank 0 has 1; all ranks must pass the same",
+    "head_ranks": "rank 1: head_ranks is 2, rank 0 has 0; all ranks must pass the same",
     "gradients": "rank 1: gradients wanted: True, rank 0 has False; all ranks must pass the same",
     "wrong by itself": "rank 1: k: has 3 dimensions; wanted [batch, heads, rows, dim]",
     "wrong type": "rank 1: q: is a ndarray; wanted a torch.Tensor",
@@ -96,13 +108,13 @@ class Disagreement(unittest.TestCase):
         self.assertEqual(self.ranks.results("uneven", (2, 3)), [True, True])
 
 
-class DeadRank(unittest.TestCase):
+class DeadRanks(unittest.TestCase):
     TIMEOUT = 4.0
 
-    def check(self, name, *arguments, says, ended=()):
-        ranks = Ranks(3, timeout=self.TIMEOUT)
+    def check(self, name, *arguments, says, ended=(), count=3):
+        ranks = Ranks(count, timeout=self.TIMEOUT)
         try:
-            ranks.results("uneven", (1, 1, 1))  # all connections exist
+            ranks.results("uneven", (1,) * count)  # all connections exist
             found, seconds = elapsed(lambda: ranks.call(name, *arguments))
         finally:
             ranks.close()
@@ -116,11 +128,22 @@ class DeadRank(unittest.TestCase):
             self.assertIn("torch says: ", str(one))
         return found
 
+    def check_exchange(self, scheme, number, says, count=3, **options):
+        with self.subTest(f"{scheme} {number}"):
+            self.check("die_at", 1, scheme, number, options, says=says, ended=(1,), count=count)
+
+
+class DeadRank(DeadRanks):
     def test_killed_before_the_call(self):
         self.check("die", 1, "forward", says="header: the exchange", ended=(1,))
 
     def test_killed_before_backward(self):
         self.check("die", 1, "backward", says="ring, (ring step|dK and dV home)", ended=(1,))
+
+    def test_killed_in_an_exchange(self):
+        self.check_exchange("ring", 2, "ring, ring step [12]")
+        self.check_exchange("gather", 1, "gather, keys and values")
+        self.check_exchange("decode", 1, "decode, out and lse")
 
     def test_late(self):
         self.check("late", 2, self.TIMEOUT + 2, says="header: the exchange", ended=(2,))
