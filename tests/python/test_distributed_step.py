@@ -6,12 +6,13 @@ import subprocess
 import sys
 import unittest
 from dataclasses import replace
+from unittest import mock
 
 import torch_support  # noqa: F401 (skips without torch)
 
 import torch
 
-from flashcore.distributed import masks, placement
+from flashcore.distributed import local, masks, placement, ring_step
 from flashcore.distributed.job import Job
 from flashcore.distributed.ring_step import tiles
 
@@ -94,6 +95,67 @@ class Tiles(unittest.TestCase):
                     self.assertEqual((made[0].rows, made[0].keys), ((0, 12), (0, 6)))
                 if block > rank:
                     self.assertEqual((made[0].rows, made[0].keys), ((6, 12), (0, 12)))
+
+
+class Merges(unittest.TestCase):
+    """Spans of rows with the same parts are merged in one launch, and get the bits of a merge of each."""
+
+    RANKS, LENGTH = 4, 53
+
+    def setUp(self):
+        torch.manual_seed(0)
+        self.spans = frozen(placement.place(self.LENGTH, self.RANKS, "zigzag"))
+        self.whole = [torch.randn(1, 2, self.LENGTH, 8) for _ in range(3)]
+        self.sinks = torch.randn(2)
+
+    def run_blocks(self, rank, blocks, reproducibility, apart=False):
+        """(out, lse, calls of merge). `apart`: every span of rows has Partials of its own."""
+        job = replace(make_job(self.spans, self.spans, masks.Mask((0, self.LENGTH), (0, self.LENGTH), True,
+                                                                  (-1, -1))),
+                      q_heads=2, kv_heads=2, reproducibility=reproducibility)
+        q, k, v = ([torch.cat([one[:, :, a:b] for a, b in some], 2) for some in self.spans]
+                   for one in self.whole)
+        with mock.patch.object(local, "merge", wraps=local.merge) as merges:
+            step = ring_step.ForwardStep(job, rank, q[rank], 8)
+            if apart:
+                step._partials = Apart(step._out, step._lse, step._partials._spans, job.in_order)
+            for block in blocks:
+                step.add(block, k[block], v[block])
+            out, lse = step.result(self.sinks)
+        return out, lse, merges.call_count
+
+    def test_number_of_merges(self):
+        for rank, blocks, wanted in ((1, [1], 1), (3, [3], 1), (1, [1, 0], 1), (1, [1, 0, 3], 2),
+                                     (3, [3, 2, 1, 0], 1)):
+            self.assertEqual(self.run_blocks(rank, blocks, "deterministic")[2], wanted, (rank, blocks))
+
+    def test_bits(self):
+        for rank in range(self.RANKS):
+            blocks = [(rank - step) % self.RANKS for step in range(self.RANKS)]
+            for mode in ("deterministic", "batch_invariant"):
+                for some in (blocks[:1], blocks[:2], blocks, blocks * 3):  # more parts than wait for a merge
+                    got, want = (self.run_blocks(rank, some, mode, apart) for apart in (False, True))
+                    self.assertTrue(torch.equal(got[0], want[0]), (rank, mode, len(some)))
+                    self.assertTrue(torch.equal(got[1], want[1]), (rank, mode, len(some)))
+                    self.assertLessEqual(got[2], want[2])
+
+
+class Apart:
+    """Partials of each span of rows by itself."""
+
+    def __init__(self, out, lse, spans, in_order):
+        self.each = {(a, b): local.Partials(out[:, :, a:b], lse[:, :, a:b], [(0, b - a)], in_order)
+                     for a, b in spans}
+
+    def add(self, first_key, rows, out, lse):
+        for (a, b), one in self.each.items():
+            if rows[0] <= a and b <= rows[1]:
+                own = slice(a - rows[0], b - rows[0])
+                one.add(first_key, (0, b - a), out[:, :, own], lse[:, :, own])
+
+    def finish(self, sinks):
+        for one in self.each.values():
+            one.finish(sinks)
 
 
 class Benchmark(unittest.TestCase):

@@ -10,6 +10,7 @@ from flashcore._attention import attention
 from flashcore._backward import attention_backward
 from flashcore.cache import merge
 from flashcore.distributed.masks import Mask, Segment
+from flashcore.distributed.placement import Span
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], mask: Mask,
@@ -84,37 +85,59 @@ def _ints(like: Tensor, values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
-_KEPT = 4  # partial results of a span that wait for a merge
+_KEPT = 4  # partial results of a row that wait for a merge
+
+Part = tuple[int, Tensor, Tensor]  # first key, out, lse
 
 
 class Partials:
-    """Partial results of one span of queries, whose out and lse they are merged into.
+    """Partial results of a rank's rows, whose out and lse they are merged into.
 
     Merged four at a time, so that memory does not grow with the number of ranks; or, if `in_order`, kept
-    and merged once in ascending order of their keys, which gives the same bits on every rank.
+    and merged once in ascending order of their keys, which gives the same bits on every rank. Spans of
+    rows that have had the same parts so far are one region, merged in one launch.
     """
 
-    def __init__(self, out: Tensor, lse: Tensor, in_order: bool) -> None:
-        self._out, self._lse, self._in_order = out, lse, in_order
-        self._parts: list[tuple[int, Tensor, Tensor]] = []
+    def __init__(self, out: Tensor, lse: Tensor, spans: Sequence[Span], in_order: bool) -> None:
+        """spans: the ranges of rows of which a part has all or none."""
+        self._out, self._lse, self._spans, self._in_order = out, lse, spans, in_order
+        self._regions: dict[Span, list[Part]] = {(0, out.shape[2]): []}
 
-    def add(self, first_key: int, out: Tensor, lse: Tensor) -> None:
-        self._parts.append((first_key, out, lse))
-        if len(self._parts) > _KEPT and not self._in_order:
-            first, outs, lses = zip(*self._parts[:_KEPT])
-            self._parts[:_KEPT] = [(first[0], *merge(outs, lses, return_lse=True))]
+    def add(self, first_key: int, rows: Span, out: Tensor, lse: Tensor) -> None:
+        for region in list(self._regions):
+            if region[0] < rows[0] < region[1] or region[0] < rows[1] < region[1]:
+                self._split(region)
+        for (a, b), parts in self._regions.items():
+            if rows[0] <= a and b <= rows[1]:
+                own = slice(a - rows[0], b - rows[0])
+                parts.append((first_key, out[:, :, own], lse[:, :, own]))
+                if len(parts) > _KEPT and not self._in_order:
+                    first, outs, lses = zip(*parts[:_KEPT])
+                    parts[:_KEPT] = [(first[0], *merge(outs, lses, return_lse=True))]
+
+    def _split(self, region: Span) -> None:
+        """Divides a region into its spans."""
+        parts = self._regions.pop(region)
+        for a, b in self._spans:
+            if region[0] <= a and b <= region[1]:
+                own = slice(a - region[0], b - region[0])
+                self._regions[a, b] = [(key, out[:, :, own], lse[:, :, own]) for key, out, lse in parts]
 
     def finish(self, sinks: Tensor | None) -> None:
         """Writes out and lse."""
-        if 0 in self._out.shape:
-            self._lse.fill_(float("-inf"))
-            return
-        if not self._parts:  # no row sees a key
-            none = torch.full_like(self._lse, float("-inf"), memory_format=torch.contiguous_format)
-            self._parts.append((0, torch.zeros_like(self._out, dtype=none.dtype), none))
-        self._parts.sort(key=lambda one: one[0])
-        _, outs, lses = zip(*self._parts)
-        self._lse.copy_(merge(outs, lses, sinks=sinks, out=self._out, return_lse=True)[1])
+        for (a, b), parts in self._regions.items():
+            _finish(self._out[:, :, a:b], self._lse[:, :, a:b], parts, sinks)
+
+
+def _finish(out: Tensor, lse: Tensor, parts: list[Part], sinks: Tensor | None) -> None:
+    if 0 in out.shape:
+        lse.fill_(float("-inf"))
+        return
+    if not parts:  # no row sees a key
+        none = torch.full_like(lse, float("-inf"), memory_format=torch.contiguous_format)
+        parts = [(0, torch.zeros_like(out, dtype=none.dtype), none)]
+    _, outs, lses = zip(*sorted(parts, key=lambda one: one[0]))
+    lse.copy_(merge(outs, lses, sinks=sinks, out=out, return_lse=True)[1])
 
 
 class Gradients:

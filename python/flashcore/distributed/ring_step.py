@@ -84,8 +84,7 @@ class ForwardStep:
         self._job, self._rank, self._q = job, rank, q
         self._out = q.new_empty((*q.shape[:3], v_dim))
         self._lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        self._partials = {(a, b): Partials(self._out[:, :, a:b], self._lse[:, :, a:b], job.in_order)
-                          for a, b in _ranges(job.q_spans[rank])}
+        self._partials = Partials(self._out, self._lse, _ranges(job.q_spans[rank]), job.in_order)
 
     def add(self, block: int, k: Tensor, v: Tensor) -> None:
         """k and v are those of rank `block`."""
@@ -93,15 +92,11 @@ class ForwardStep:
             (first, last), keys = tile.rows, slice(*tile.keys)
             out, lse = attend(self._q[:, :, first:last], k[:, :, keys], v[:, :, keys], tile.segments,
                               tile.mask, partial=True, **self._job.options)
-            for (a, b), one in self._partials.items():
-                if first <= a and b <= last:
-                    own = slice(a - first, b - first)
-                    one.add(tile.first_key, out[:, :, own], lse[:, :, own])
+            self._partials.add(tile.first_key, tile.rows, out, lse)
 
     def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         """(out, lse) of the rank's rows."""
-        for one in self._partials.values():
-            one.finish(sinks)
+        self._partials.finish(sinks)
         return self._out, self._lse
 
 
