@@ -80,6 +80,8 @@ struct Pair {
   double dz() const { return p == 0 ? 0.0 : p * w * slope; }
 };
 
+using Pairs = std::vector<std::pair<std::size_t, Pair>>;  // of a row, by key
+
 class GradientSums {
  public:
   GradientSums(const Problem& p, const Tensors& t, const Gradients& g, const GradientArithmetic& a,
@@ -114,6 +116,7 @@ class GradientSums {
   void add_pair(const Row& row, std::int64_t j, const Pair& pair, std::vector<double>& coherent);
   void add_bias(const Row& row, std::int64_t j, const Pair& pair);
   void add_sink(const Row& row, double lse);
+  void add_alike_terms(const Pairs& pairs, std::size_t at);
 
   const Problem& p_;
   const Tensors& t_;
@@ -273,6 +276,26 @@ void GradientSums::add_sink(const Row& row, double lse) {
   if (p < kMayUnderflow && !std::isfinite(row.delta)) g.excused[h] = 1;
 }
 
+/// True if dS of a row differs by a few units in the last place of 16-bit formats at most.
+bool are_alike(const Pairs& pairs) {
+  double least = std::numeric_limits<double>::infinity(), most = 0;
+  for (const auto& [j, pair] : pairs) {
+    least = std::min(least, std::fabs(pair.dz()));
+    most = std::max(most, std::fabs(pair.dz()));
+  }
+  return most - least <= most / 16;
+}
+
+void GradientSums::add_alike_terms(const Pairs& pairs, std::size_t at) {
+  const auto dim = static_cast<std::size_t>(p_.head_dim);
+  for (const auto& [j, pair] : pairs) {
+    for (std::size_t d = 0; d < dim; ++d) {
+      const double term = std::fabs(pair.dz() * keys_.k[j * dim + d]);
+      if (std::isfinite(term)) result_.dq.alike[at + d] += term;
+    }
+  }
+}
+
 void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   const RowId& id = forward.rows[r];
   load_keys(p_, t_, id.b, id.h / group_, keys_);
@@ -282,7 +305,7 @@ void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   Row row = read_row(forward, r);
   if (!result_.delta.empty()) result_.delta[r] = row.delta;
   std::vector<double> coherent(row.q.size(), 0.0);
-  std::vector<std::pair<std::size_t, Pair>> pairs;
+  Pairs pairs;
   double dp_mass = 0;  // Σ P |dP|
   for (std::size_t j = 0; j < scores.size(); ++j) {
     // A weight of 0 contributes nothing, even if its operands are not finite.
@@ -299,6 +322,7 @@ void GradientSums::add_row(const Oracle& forward, std::size_t r) {
     add_pair(row, key, pair, coherent);
   }
   const std::size_t at = q_order_.at(id.b, id.h, keys_.lengths.q_row + id.i);
+  if (are_alike(pairs)) add_alike_terms(pairs, at);
   for (std::size_t d = 0; d < coherent.size(); ++d) {
     if (std::isfinite(coherent[d]) && coherent[d] != 0)
       result_.dq.error[at + d] += row.delta_error * std::fabs(coherent[d]);
@@ -315,6 +339,7 @@ void GradientSums::finish() {
     for (double& x : g->noise) x *= p_.scale * p_.scale;
     for (double& x : g->error) x *= std::fabs(p_.scale);
     for (double& x : g->mass) x *= std::fabs(p_.scale);
+    for (double& x : g->alike) x *= std::fabs(p_.scale);
   }
 }
 
@@ -322,7 +347,7 @@ void GradientSums::finish() {
 
 void Gradient::resize(std::size_t count, bool given) {
   if (!given) count = 0;
-  for (auto* one : {&value, &noise, &error, &mass, &terms}) one->assign(count, 0.0);
+  for (auto* one : {&value, &noise, &error, &mass, &alike, &terms}) one->assign(count, 0.0);
   excused.assign(count, 0);
 }
 

@@ -28,6 +28,7 @@ struct Gradient {
   std::vector<double> noise;          ///< Σ term²; the square root is the step of a random walk
   std::vector<double> error;          ///< Σ |error of a weight| · |operand|
   std::vector<double> mass;           ///< Σ |operand|, for weights that are flushed to 0
+  std::vector<double> alike;          ///< Σ |term| of dq where weights of a row are nearly equal
   std::vector<double> terms;          ///< number of terms
   std::vector<std::uint8_t> excused;  ///< a weight that may underflow meets a non-finite operand
 

@@ -151,9 +151,9 @@ double gradient_bound(const reference::Gradient& g, std::size_t i, const Arithme
   constexpr double kMax = 1e300;  // keeps the squares of a head's sum from being NaN
   const double want = std::fabs(g.value[i]);
   const double walk = std::max(std::sqrt(g.noise[i]), want);
-  const double bound = 2 * a.out_unit * want +
-                       4 * (a.p_unit + a.sum_unit * std::sqrt(g.terms[i])) * walk + g.error[i] +
-                       a.out_smallest + a.p_smallest * g.mass[i];
+  const double bound =
+      2 * a.out_unit * want + 4 * (a.p_unit + a.sum_unit * std::sqrt(g.terms[i])) * walk +
+      a.p_unit * g.alike[i] + g.error[i] + a.out_smallest + a.p_smallest * g.mass[i];
   return std::min(bound, kMax);
 }
 
