@@ -70,7 +70,7 @@ class Check(CommandTest):
         done = self.call("check", "--device", "cpu", "--problems", 8, "--require-coverage", 200,
                          code=FAILED)
         self.assertIn("200 are required", done.stdout)
-        found = self.call_json("check", "--device", "cpu", "--problems", 16, "--require-coverage", 1,
+        found = self.call_json("check", "--device", "cpu", "--problems", 40, "--require-coverage", 1,
                                code=FAILED)
         self.assertIn("not covered: ", found["coverage"]["lacking"])
         self.assertEqual(found["failures"], 0)
