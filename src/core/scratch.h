@@ -11,7 +11,22 @@ namespace flashcore::core {
 enum class CpuOperands {
   compute,     // Q, K, V and P in the compute type, in their own dims; P replaces the scores
   bf16_tiles,  // bf16 matrix tiles; dims are multiples of kBf16TileDim, and P has its own memory
+  two_bf16_tiles,    // the same, for numbers that are the sum of two bf16 parts
+  three_bf16_tiles,  // of three
 };
+
+/// bf16 parts of Q, K and V; 0: they have the compute type.
+FLASHCORE_HD constexpr int operand_parts(CpuOperands operands) {
+  return operands == CpuOperands::compute          ? 0
+         : operands == CpuOperands::bf16_tiles     ? 1
+         : operands == CpuOperands::two_bf16_tiles ? 2
+                                                   : 3;
+}
+
+/// bf16 parts of P. Where Q, K and V are sums of parts, P has all bits of f32.
+FLASHCORE_HD constexpr int weight_parts(CpuOperands operands) {
+  return operand_parts(operands) <= 1 ? operand_parts(operands) : 3;
+}
 
 inline constexpr std::int64_t kBf16TileDim = 32;
 
@@ -41,20 +56,20 @@ FLASHCORE_HD constexpr ScratchLayout scratch_layout(CpuOperands operands, std::i
                                                     std::int64_t tile_k, std::int64_t head_dim,
                                                     std::int64_t v_dim) {
   const auto padded = [](std::int64_t elements) { return (elements + 63) / 64 * 64; };
-  const bool bf16 = operands == CpuOperands::bf16_tiles;
   head_dim = padded_dim(operands, head_dim);
   v_dim = padded_dim(operands, v_dim);
-  // Two bf16 operands fit in an element of the compute type.
-  const auto operand_size = [&](std::int64_t count) {
-    return padded(bf16 ? (count + 1) / 2 : count);
+  // Two bf16 parts fit in an element of the compute type.
+  const auto size = [&](std::int64_t count, int parts) {
+    return padded(parts == 0 ? count : (count * parts + 1) / 2);
   };
+  const int parts = operand_parts(operands), p_parts = weight_parts(operands);
   ScratchLayout layout{};
   layout.q_tile = 0;
-  layout.k_tile = layout.q_tile + operand_size(head_dim * tile_q);
-  layout.v_tile = layout.k_tile + operand_size(tile_k * head_dim);
-  layout.scores = layout.v_tile + operand_size(tile_k * v_dim);
-  layout.p_tile = bf16 ? layout.scores + padded(tile_k * tile_q) : layout.scores;
-  layout.out_tile = layout.p_tile + operand_size(tile_k * tile_q);
+  layout.k_tile = layout.q_tile + size(head_dim * tile_q, parts);
+  layout.v_tile = layout.k_tile + size(tile_k * head_dim, parts);
+  layout.scores = layout.v_tile + size(tile_k * v_dim, parts);
+  layout.p_tile = parts > 0 ? layout.scores + padded(tile_k * tile_q) : layout.scores;
+  layout.out_tile = layout.p_tile + size(tile_k * tile_q, p_parts);
   layout.max = layout.out_tile + padded(v_dim * tile_q);
   layout.sum = layout.max + padded(tile_q);
   layout.total = layout.sum + padded(tile_q);

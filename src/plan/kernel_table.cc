@@ -95,8 +95,9 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
           .inputs = Inputs::native,
           .device = DeviceType::cpu,
           .dtype = dtype,
-          .probability_dtype =
-              isa == Isa::amx ? dtype : probability_dtype(traits, Inputs::native, dtype),
+          .probability_dtype = isa == Isa::amx && dtype == DType::bf16
+                                   ? dtype
+                                   : probability_dtype(traits, Inputs::native, dtype),
           .isa = isa,
           .min_compute_capability = 0,
           .head_dim = kMaxCpuDim,

@@ -215,6 +215,8 @@ bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
   if (kernel.op != Operation::fwd) return false;
+  // The products of values and scales do not fit the operands of matrix tiles.
+  if (kernel.isa == Isa::amx) return false;
   return needs_8_bits(kernel) || kernel.probability_dtype == DType::f32;
 }
 

@@ -38,7 +38,7 @@ Status plan_workspace(Plan& plan) noexcept {
   const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
   std::size_t end = kWorkspaceHeaderBytes;
   if (plan.kernel->device == DeviceType::cpu) {
-    const auto scratch = core::scratch_layout(cpu_operands(plan.kernel->isa), plan.tile_q,
+    const auto scratch = core::scratch_layout(cpu_operands(plan.kernel->isa, p.dtype), plan.tile_q,
                                               plan.tile_k, p.head_dim, p.v_dim)
                              .total;
     plan.scratch_offset = end;

@@ -111,6 +111,58 @@ TEST_P(Values, OneNanReachesExactlyTheRowsThatSeeIt) {
   }
 }
 
+TEST_P(Values, ScoresOfMinusInfinityHideTheirKeys) {
+  // Infinite operands, and finite ones whose product overflows the compute type.
+  const double infinity = std::numeric_limits<double>::infinity();
+  std::vector<std::pair<double, double>> operands = {{1.0, -infinity}};
+  if (dtype() == DType::f32 || dtype() == DType::bf16) operands.emplace_back(1e30, -1e30);
+  const std::int64_t rows = 70, keys = 90, column = 17;
+  for (const auto& [q, k] : operands) {
+    Inputs hidden = draw_inputs(random(), kernel(),
+                                {.batch = 1,
+                                 .q_heads = 2,
+                                 .kv_heads = 1,
+                                 .q_len = rows,
+                                 .kv_len = keys,
+                                 .head_dim = 40,
+                                 .v_dim = 24});
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t h = 0; h < 2; ++h) hidden.q.set({0, h, i, column}, q);
+    }
+    hidden.mask = Tensor(DType::boolean, {1, 1, 1, keys});
+    Inputs low = hidden;
+    low.mask.fill(1.0);
+    for (std::int64_t key = 0; key < keys; ++key) {
+      const bool is_low = key % 7 == 3;
+      hidden.k.set({0, 0, key, column}, 0.0);
+      low.k.set({0, 0, key, column}, is_low ? k : 0.0);
+      hidden.mask.set({0, 0, 0, key}, is_low ? 0.0 : 1.0);
+    }
+    FLASHCORE_EXPECT_SAME(attend(low), attend(hidden));
+  }
+}
+
+TEST_P(Values, AnInfiniteQueryAffectsItsOwnRow) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  Inputs inputs = draw_inputs(random(), kernel(),
+                              {.batch = 1,
+                               .q_heads = 1,
+                               .kv_heads = 1,
+                               .q_len = 70,
+                               .kv_len = 90,
+                               .head_dim = 40,
+                               .v_dim = 24});
+  for (std::int64_t key = 0; key < 90; ++key) inputs.k.set({0, 0, key, 17}, -2.0);
+  const Output clean = attend(inputs);
+  inputs.q.set({0, 0, 33, 17}, infinity);
+  const Output output = attend(inputs);
+  for (std::int64_t i = 0; i < 70; ++i) {
+    const double want = i == 33 ? -infinity : clean.lse.at({0, 0, i});
+    ASSERT_EQ(output.lse.at({0, 0, i}), want) << i;
+    ASSERT_EQ(output.out.at({0, 0, i, 5}), i == 33 ? 0.0 : clean.out.at({0, 0, i, 5})) << i;
+  }
+}
+
 TEST_P(Values, RowsWithoutKeysAreZeroForAnyV) {
   for (const bool sinks : {false, true}) {
     for (const std::int32_t splits : {1, 3}) {

@@ -131,6 +131,7 @@ class Bound(unittest.TestCase):
         self.assertEqual(tolerance.probability_dtype("cpu", "f64"), "f64")
         self.assertEqual(tolerance.probability_dtype("cpu", "bf16", "fwd_avx512_bf16"), "f32")
         self.assertEqual(tolerance.probability_dtype("cpu", "bf16", "fwd_amx_bf16"), "bf16")
+        self.assertEqual(tolerance.probability_dtype("cpu", "f16", "fwd_amx_f16"), "f32")
         self.assertEqual(tolerance.probability_dtype("sm90", "bf16"), "bf16")
         self.assertEqual(tolerance.probability_dtype("sm80_8bit", "bf16"), "f16")
         self.assertEqual(tolerance.probability_dtype("sm90_e4m3", "bf16"), "e4m3")

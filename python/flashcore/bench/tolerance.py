@@ -49,9 +49,9 @@ _PROBABILITY_DTYPES = {"cpu": "f32", "simt": "f32", "sm80": None, "sm80_8bit": "
 
 
 def probability_dtype(family, dtype, kernel=""):
-    """The dtype in which a kernel of a family stores P. Kernels of tensor cores and AMX store it in their
-    operand format."""
-    if kernel.startswith("fwd_amx_"):
+    """The dtype in which a kernel of a family stores P. Kernels of tensor cores store it in their operand
+    format, and so does AMX for bf16; for f16 and f32 it stores all bits of f32."""
+    if kernel == "fwd_amx_bf16":
         return dtype
     return _PROBABILITY_DTYPES[family] or dtype if dtype != "f64" else "f64"
 

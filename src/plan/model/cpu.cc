@@ -41,8 +41,11 @@ std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept {
   return kMultiplesOf4;
 }
 
-core::CpuOperands cpu_operands(Isa isa) noexcept {
-  return isa == Isa::amx ? core::CpuOperands::bf16_tiles : core::CpuOperands::compute;
+core::CpuOperands cpu_operands(Isa isa, DType dtype) noexcept {
+  if (isa != Isa::amx) return core::CpuOperands::compute;
+  return dtype == DType::bf16  ? core::CpuOperands::bf16_tiles
+         : dtype == DType::f16 ? core::CpuOperands::two_bf16_tiles
+                               : core::CpuOperands::three_bf16_tiles;
 }
 
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept {

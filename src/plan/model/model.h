@@ -17,7 +17,7 @@ struct CpuTuningRow {
 };
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
 /// The operand format of the instruction set's kernels, which sizes their scratch memory.
-core::CpuOperands cpu_operands(Isa isa) noexcept;
+core::CpuOperands cpu_operands(Isa isa, DType dtype) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
 /// The same for the CPU kernels of gradients, on every instruction set.
 std::span<const CpuTuningRow> cpu_backward_tuning() noexcept;

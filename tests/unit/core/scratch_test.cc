@@ -13,16 +13,18 @@ namespace {
 void expect_disjoint(CpuOperands operands, std::int64_t tile_q, std::int64_t tile_k,
                      std::int64_t head_dim, std::int64_t v_dim) {
   const ScratchLayout s = scratch_layout(operands, tile_q, tile_k, head_dim, v_dim);
-  // Sizes in elements of 4 or 8 bytes; bf16 operands need half of one.
-  const bool bf16 = operands == CpuOperands::bf16_tiles;
+  // Sizes in elements of 4 or 8 bytes; a bf16 part needs half of one.
+  const int operand_parts = core::operand_parts(operands), p_parts = weight_parts(operands);
   head_dim = padded_dim(operands, head_dim), v_dim = padded_dim(operands, v_dim);
-  const auto operand = [&](std::int64_t elements) { return bf16 ? (elements + 1) / 2 : elements; };
+  const auto operand = [&](std::int64_t elements) {
+    return operand_parts == 0 ? elements : (elements * operand_parts + 1) / 2;
+  };
   const std::pair<std::int64_t, std::int64_t> parts[] = {
       {s.q_tile, operand(head_dim * tile_q)},
       {s.k_tile, operand(tile_k * head_dim)},
       {s.v_tile, operand(tile_k * v_dim)},
       {s.scores, tile_k * tile_q},
-      {s.p_tile, bf16 ? operand(tile_k * tile_q) : 0},  // P replaces the scores if not bf16
+      {s.p_tile, (tile_k * tile_q * p_parts + 1) / 2},  // without parts P replaces the scores
       {s.out_tile, v_dim * tile_q},
       {s.max, tile_q},
       {s.sum, tile_q}};
@@ -42,8 +44,10 @@ TEST(Scratch, PartsAreDisjointAndInsideForEveryTuningRow) {
   for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
     for (const CpuTuningRow& row : cpu_tuning(isa)) {
       for (const std::int64_t d : {std::int64_t{1}, std::int64_t{63}, std::int64_t{row.max_dim}}) {
-        expect_disjoint(cpu_operands(isa), 64, row.tile_k, d, row.max_dim);
-        expect_disjoint(cpu_operands(isa), 64, row.tile_k, row.max_dim, d);
+        for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+          expect_disjoint(cpu_operands(isa, dtype), 64, row.tile_k, d, row.max_dim);
+          expect_disjoint(cpu_operands(isa, dtype), 64, row.tile_k, row.max_dim, d);
+        }
       }
     }
   }
@@ -62,6 +66,8 @@ TEST(Scratch, PartsAreDisjointForOddSizes) {
       for (std::int64_t dim : {1, 2, 65, 576}) {
         expect_disjoint(CpuOperands::compute, tile_q, tile_k, dim, 577 - dim);
         expect_disjoint(CpuOperands::bf16_tiles, tile_q, tile_k, dim, 577 - dim);
+        expect_disjoint(CpuOperands::two_bf16_tiles, tile_q, tile_k, dim, 577 - dim);
+        expect_disjoint(CpuOperands::three_bf16_tiles, tile_q, tile_k, dim, 577 - dim);
       }
     }
   }

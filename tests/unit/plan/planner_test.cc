@@ -44,7 +44,9 @@ const CpuPlan kCpuPlans[] = {
     {"cpu-avx512", DType::f16, 1, 8, 512, 512, 576, 576, "fwd_avx512_f16", 64, 12, 1},
     {"cpu-amx", DType::bf16, 1, 8, 512, 512, 64, 128, "fwd_amx_bf16", 256, 256, 1},
     {"cpu-amx", DType::bf16, 1, 8, 512, 512, 576, 1, "fwd_amx_bf16", 256, 64, 1},
-    {"cpu-amx", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_avx512_f16", 64, 24, 1},
+    {"cpu-amx", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_amx_f16", 256, 128, 1},
+    {"cpu-amx", DType::f32, 1, 8, 512, 512, 128, 64, "fwd_amx_f32", 256, 256, 1},
+    {"cpu-amx", DType::f64, 1, 8, 512, 512, 256, 64, "fwd_avx512_f64", 64, 24, 1},
     // Up to 16 rows: AVX-512 has kernels for them.
     {"cpu-avx512", DType::f32, 1, 8, 1, 4096, 128, 128, "fwd_avx512_f32_q16", 16, 48, 8},
     {"cpu-avx512", DType::f16, 1, 8, 16, 512, 64, 64, "fwd_avx512_f16_q16", 16, 96, 1},
@@ -73,21 +75,26 @@ TEST(Planner, BatchInvariantCpuPlansDoNotDependOnTheRows) {
   Options options;
   options.reproducibility = Reproducibility::batch_invariant;
   for (const std::int64_t q_len : {1, 16, 17, 512}) {
-    EXPECT_STREQ(plan_for("cpu-amx", DType::bf16, 1, 8, q_len, 512, 64, 64, options)->kernel->id,
-                 "fwd_amx_bf16");
-    EXPECT_STREQ(plan_for("cpu-amx", DType::f16, 1, 8, q_len, 512, 64, 64, options)->kernel->id,
-                 "fwd_avx512_f16");
+    const auto kernel = [&](const char* device, DType dtype) {
+      return plan_for(device, dtype, 1, 8, q_len, 512, 64, 64, options)->kernel->id;
+    };
+    EXPECT_STREQ(kernel("cpu-amx", DType::bf16), "fwd_amx_bf16");
+    EXPECT_STREQ(kernel("cpu-amx", DType::f32), "fwd_amx_f32");
+    EXPECT_STREQ(kernel("cpu-avx512", DType::f16), "fwd_avx512_f16");
   }
 }
 
 TEST(Planner, KernelsThatTakeOneInputFormatLeaveOthersToTheRest) {
   const Result<DeviceInfo> device = named_device("cpu-amx");
-  for (const std::int64_t q_len : {1, 512}) {
-    Problem problem = *dense_problem(DType::bf16, 1, 8, 8, q_len, 512, 64, 64, {}, device->device);
-    problem.k.dtype = problem.v.dtype = DType::int8;
-    const Result<Plan> plan = make_plan(problem, *device);
-    ASSERT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_STREQ(plan->kernel->id, q_len == 1 ? "fwd_avx512_bf16_q16" : "fwd_avx512_bf16");
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const std::int64_t q_len : {1, 512}) {
+      Problem problem = *dense_problem(dtype, 1, 8, 8, q_len, 512, 64, 64, {}, device->device);
+      problem.k.dtype = problem.v.dtype = DType::int8;
+      const Result<Plan> plan = make_plan(problem, *device);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      const std::string kernel = std::string("fwd_avx512_") + to_string(dtype);
+      EXPECT_EQ(plan->kernel->id, q_len == 1 ? kernel + "_q16" : kernel);
+    }
   }
 }
 
