@@ -92,8 +92,9 @@ Status plan_problem(const Problem& problem, const DeviceInfo& device, Plan& plan
   const SplitPlan splits = choice.estimate.splits.splits.count > 0
                                ? choice.estimate.splits
                                : model.plan_splits(kernel, problem, device);
-  const std::int64_t tiles = tile_count(kernel, problem);
-  plan.tile_q = kernel.tile_q;
+  plan.tile_q =
+      kernel.device == DeviceType::cpu ? cpu_tile_q(kernel, problem, device) : kernel.tile_q;
+  const std::int64_t tiles = tile_count(kernel, problem, plan.tile_q);
   plan.tile_k = key_tile(kernel, problem);
   plan.heads_in_tile = static_cast<std::int32_t>(heads_in_tile(kernel, problem));
   plan.splits = splits.splits.count;

@@ -25,10 +25,13 @@ inline std::int64_t packed_rows(const KernelInfo& kernel, const Problem& problem
 }
 
 /// Work tiles of a kernel before split-KV.
-inline std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem) noexcept {
+inline std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem,
+                               std::int32_t tile_q) noexcept {
   const std::int64_t heads = heads_in_tile(kernel, problem);
-  return problem.batch * divide(problem.q_heads, heads) *
-         ceil_div(problem.q_len * heads, kernel.tile_q);
+  return problem.batch * divide(problem.q_heads, heads) * ceil_div(problem.q_len * heads, tile_q);
+}
+inline std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem) noexcept {
+  return tile_count(kernel, problem, kernel.tile_q);
 }
 
 }  // namespace flashcore

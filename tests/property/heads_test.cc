@@ -86,6 +86,27 @@ TEST_P(Heads, ThreadsChangeNoBit) {
   }
 }
 
+TEST_P(Heads, RowsPerWorkTileChangeNoBit) {
+  // AMX kernels have more rows per work tile if few threads share many.
+  for (const bool causal : {false, true}) {
+    Inputs inputs = draw_inputs(random(), kernel(),
+                                {.batch = 1,
+                                 .q_heads = 4,
+                                 .kv_heads = 4,
+                                 .q_len = 1030,
+                                 .kv_len = 290,
+                                 .head_dim = 16,
+                                 .v_dim = 24});
+    inputs.options.causal = causal;
+    if (causal) inputs.options.window_left = 90;
+    const Output few = attend(inputs, {.threads = 1}), many = attend(inputs, {.threads = 8});
+    if (kernel().isa == Isa::amx) {
+      EXPECT_EQ(few.plan.tile_q, 2 * many.plan.tile_q);
+    }
+    FLASHCORE_EXPECT_SAME(few, many);
+  }
+}
+
 TEST_P(Heads, SameCallGivesTheSameBits) {
   Inputs inputs = draw_call(random(), kernel());
   const Output first = attend(inputs);

@@ -56,13 +56,19 @@ void process_panel(const WorkTile<float>& work, const AmxKvTile& tile, std::int3
   char* weights = static_cast<char*>(work.p_tile);
   float* out = work.out_tile + row * v_tiles * 32;
   fence_tile_memory();
+  bool has_nan = false;
   for (std::int64_t block = 0; block < blocks; ++block) {
-    multiply_qk<Storage, V>(work.scores + block * kAmxKeyStep * kPanelRows, tile.k.keys(block), q,
-                            d_tiles);
+    float* scores = work.scores + block * kAmxKeyStep * kPanelRows;
+    multiply_qk<Storage, V>(scores, tile.k.keys(block), q, d_tiles);
+    fence_tile_memory();
+    // One step behind, so that no load waits for a tile.
+    if (Format::kParts > 1 && block > 0) {
+      has_nan |= any_nan(scores - kAmxKeyStep * kPanelRows, kAmxKeyStep * V);
+    }
   }
-  fence_tile_memory();
   if constexpr (Format::kParts > 1) {
-    if (any_nan(work.scores, keys * V)) {
+    has_nan |= any_nan(work.scores + (blocks - 1) * kAmxKeyStep * kPanelRows, kAmxKeyStep * V);
+    if (has_nan) {
       replace_nan_scores<Storage, V>(work, work.scores, tile.map, row, seen, tile.q_scale.power);
     }
   }

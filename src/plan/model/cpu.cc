@@ -27,6 +27,10 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   return {packed_rows(kernel, problem) <= core::kGemvRows ? 0.0 : 2.0};
 }
 
+// AMX kernels pack K and V once per work tile. Twice the rows halve that, if every thread still has
+// some work tiles.
+constexpr std::int64_t kTilesPerThread = 4;
+
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
                       const DeviceInfo&) noexcept {
   return {choose_splits(problem, tile_count(kernel, problem), kWantedTiles, kMinKeysPerSplit,
@@ -39,6 +43,14 @@ std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept {
   if (isa == Isa::amx) return kAmx;
   if (isa == Isa::avx2 || isa == Isa::avx512) return kMultiplesOf12;
   return kMultiplesOf4;
+}
+
+std::int32_t cpu_tile_q(const KernelInfo& kernel, const Problem& problem,
+                        const DeviceInfo& device) noexcept {
+  const std::int32_t twice = 2 * kernel.tile_q;
+  const bool doubles = kernel.isa == Isa::amx && packed_rows(kernel, problem) >= twice &&
+                       tile_count(kernel, problem, twice) >= kTilesPerThread * device.threads;
+  return doubles ? twice : kernel.tile_q;
 }
 
 core::CpuOperands cpu_operands(Isa isa, DType dtype) noexcept {

@@ -16,6 +16,9 @@ struct CpuTuningRow {
   std::int32_t tile_k;
 };
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
+/// Rows per work tile. They change no bit of the result.
+std::int32_t cpu_tile_q(const KernelInfo& kernel, const Problem& problem,
+                        const DeviceInfo& device) noexcept;
 /// The operand format of the instruction set's kernels, which sizes their scratch memory.
 core::CpuOperands cpu_operands(Isa isa, DType dtype) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;

@@ -47,6 +47,10 @@ const CpuPlan kCpuPlans[] = {
     {"cpu-amx", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_amx_f16", 256, 128, 1},
     {"cpu-amx", DType::f32, 1, 8, 512, 512, 128, 64, "fwd_amx_f32", 256, 256, 1},
     {"cpu-amx", DType::f64, 1, 8, 512, 512, 256, 64, "fwd_avx512_f64", 64, 24, 1},
+    // AMX: twice the rows if that leaves four work tiles for each of 32 threads.
+    {"cpu-amx", DType::f32, 16, 8, 512, 512, 128, 64, "fwd_amx_f32", 512, 256, 1},
+    {"cpu-amx", DType::f32, 15, 8, 512, 512, 128, 64, "fwd_amx_f32", 256, 256, 1},
+    {"cpu-amx", DType::f32, 16, 8, 511, 512, 128, 64, "fwd_amx_f32", 256, 256, 1},
     // Up to 16 rows: AVX-512 has kernels for them.
     {"cpu-avx512", DType::f32, 1, 8, 1, 4096, 128, 128, "fwd_avx512_f32_q16", 16, 48, 8},
     {"cpu-avx512", DType::f16, 1, 8, 16, 512, 64, 64, "fwd_avx512_f16_q16", 16, 96, 1},
