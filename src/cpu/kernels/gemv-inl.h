@@ -107,17 +107,27 @@ struct TileRows {
             KeyRange tile) {
     const Storage* g_head = static_cast<const Storage*>(t.g_data) + work.kv_head * t.strides.head;
     for_each_key(g_head, t.strides, map, tile.begin, tile.end - tile.begin,
-                 [&](std::int32_t r, const Storage* from, std::int32_t key) {
-                   row[r] = from;
-                   if constexpr (kHasScales<Storage>) {
-                     scale[r] = core::row_scale(work.params, t.element, t.scales, work.b,
-                                                work.kv_head, key);
-                   }
-                 });
+                 [&](std::int32_t r, const Storage* from, std::int32_t) { row[r] = from; });
+    if constexpr (kHasScales<Storage>) find_scales(work, t, tile);
   }
   /// The rows of a copy.
   void find(const Storage* copy, std::int32_t columns, KeyRange tile) {
     for (std::int32_t r = 0; r < tile.end - tile.begin; ++r) row[r] = copy + r * columns;
+  }
+
+ private:
+  /// A scale is looked up once for the keys that share it: that takes a division.
+  void find_scales(const WorkTile<float>& work, const KeyTensor& t, KeyRange tile) {
+    const std::int64_t block = t.scales.block_rows;
+    std::int64_t block_end = tile.begin;
+    float shared = 0;
+    for (std::int32_t key = tile.begin; key < tile.end; ++key) {
+      if (key >= block_end) {
+        shared = core::row_scale(work.params, t.element, t.scales, work.b, work.kv_head, key);
+        block_end = t.scales.is_per_block() ? (key / block + 1) * block : tile.end;
+      }
+      scale[key - tile.begin] = shared;
+    }
   }
 };
 
@@ -247,7 +257,7 @@ FLASHCORE_HD void for_row_blocks(std::int32_t rows, Use use) {
   for (; row < rows; ++row) use.template operator()<1>(row);
 }
 
-/// Multiplies a tile's scores or P by the scales of its keys.
+/// Multiplies a tile's scores by the scales of its keys.
 template <typename Storage>
 void apply_scales(float* scores, const TileRows<Storage>& rows, std::int32_t keys) {
   if constexpr (kHasScales<Storage>) {
@@ -255,6 +265,24 @@ void apply_scales(float* scores, const TileRows<Storage>& rows, std::int32_t key
       float* s = scores + key * kRowLanes;
       store(s, load(s) * splat(rows.scale[key]));
     }
+  }
+}
+
+/// exponentiate_panel(), and P then multiplied by the scales of V.
+template <typename Storage>
+void exponentiate_rows(float* scores, const TileRows<Storage>& v, std::int32_t keys,
+                       const PanelSoftmax<1, float>& softmax, float* sum) {
+  if constexpr (kHasScales<Storage>) {
+    Vec<float> tile_sum = splat(0.f);
+    for (std::int32_t key = 0; key < keys; ++key) {
+      float* s = scores + key * kRowLanes;
+      const Vec<float> p = exp<float>(load(s) - softmax.base[0]);
+      store(s, p * splat(v.scale[key]));
+      tile_sum = tile_sum + p;
+    }
+    add_to_sum(sum, softmax.rescale[0], tile_sum);
+  } else {
+    exponentiate_panel<1>(scores, keys, softmax, sum);
   }
 }
 
@@ -283,8 +311,7 @@ void process_rows(const WorkTile<float>& work, const TileRows<Storage>& k,
   apply_scales(work.scores, k, keys);
   apply_mods_and_mask<1>(work, work.scores, 0, tile);
   const PanelSoftmax<1, float> softmax = update_max<1>(work.scores, keys, work.max, p.fault);
-  exponentiate_panel<1>(work.scores, keys, softmax, work.sum);
-  apply_scales(work.scores, v, keys);
+  exponentiate_rows(work.scores, v, keys, softmax, work.sum);
   alignas(64) float rescale[kRowLanes];
   store(rescale, softmax.rescale[0]);
   for_row_blocks(work.rows, [&]<int R>(std::int32_t row) {
