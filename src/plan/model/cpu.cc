@@ -19,11 +19,22 @@ constexpr CpuTuningRow kAmx[] = {{128, 256}, {256, 128}, {576, 64}};
 constexpr std::int64_t kWantedTiles = 64;
 constexpr std::int64_t kMinKeysPerSplit = 512;
 
-/// A kernel for few rows is the best one for them and the worst for others. All others tie, and the
-/// first one wins: the list begins with the widest instruction set.
+/// True if splitting K and V into bf16 parts costs more than the products save. Batch-invariant
+/// plans do not depend on the rows.
+bool has_too_few_rows_for_parts(const KernelInfo& kernel, const Problem& problem) noexcept {
+  if (kernel.isa != Isa::amx || kernel.dtype == DType::bf16) return false;
+  if (problem.options.reproducibility == Reproducibility::batch_invariant) return false;
+  return packed_rows(kernel, problem) <= (kernel.dtype == DType::f32 ? 128 : 32);
+}
+
+/// A kernel for few rows is the best one for them and the worst for others. All others tie but for
+/// AMX kernels that split their operands, and the first one wins: the list begins with the widest
+/// instruction set.
 Estimate estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo&,
                   Rivals) noexcept {
-  if (kernel.tile_q > core::kGemvRows) return {1};
+  if (kernel.tile_q > core::kGemvRows) {
+    return {has_too_few_rows_for_parts(kernel, problem) ? 1.5 : 1.0};
+  }
   return {packed_rows(kernel, problem) <= core::kGemvRows ? 0.0 : 2.0};
 }
 

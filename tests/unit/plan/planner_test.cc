@@ -47,6 +47,11 @@ const CpuPlan kCpuPlans[] = {
     {"cpu-amx", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_amx_f16", 256, 128, 1},
     {"cpu-amx", DType::f32, 1, 8, 512, 512, 128, 64, "fwd_amx_f32", 256, 256, 1},
     {"cpu-amx", DType::f64, 1, 8, 512, 512, 256, 64, "fwd_avx512_f64", 64, 24, 1},
+    // Few rows do not pay for the conversion of K and V to bf16 parts.
+    {"cpu-amx", DType::f32, 1, 8, 128, 512, 64, 64, "fwd_avx512_f32", 64, 96, 1},
+    {"cpu-amx", DType::f32, 1, 8, 129, 512, 64, 64, "fwd_amx_f32", 256, 256, 1},
+    {"cpu-amx", DType::f16, 1, 8, 32, 512, 64, 64, "fwd_avx512_f16", 64, 96, 1},
+    {"cpu-amx", DType::f16, 1, 8, 33, 512, 64, 64, "fwd_amx_f16", 256, 256, 1},
     // AMX: twice the rows if that leaves four work tiles for each of 32 threads.
     {"cpu-amx", DType::f32, 16, 8, 512, 512, 128, 64, "fwd_amx_f32", 512, 256, 1},
     {"cpu-amx", DType::f32, 15, 8, 512, 512, 128, 64, "fwd_amx_f32", 256, 256, 1},
