@@ -35,8 +35,8 @@ __device__ __forceinline__ void add_weighted(float (&sum)[4], float weight, cons
   }
 }
 
-/// A row by kLanes lanes: kGroups times four columns a lane, then the next columns. More groups need
-/// fewer instructions a row, more lanes less time for one row.
+/// A row by kLanes lanes: kGroups times four columns a lane, then the next columns. More groups
+/// need fewer instructions a row, more lanes less time for one row.
 template <int kLanes, typename Params>
 __device__ __forceinline__ void combine_row(const Params& p, std::int64_t b, std::int64_t h,
                                             std::int64_t row, int lane) {
@@ -106,7 +106,7 @@ __global__ void fill_table(const __grid_constant__ CombineTableChunk chunk) {
 }
 
 template <int kLanes>
-CombineForm form_of() noexcept {
+CombineForm form_with() noexcept {
   return {reinterpret_cast<const void*>(&combine<kLanes>),
           reinterpret_cast<const void*>(&combine_long<kLanes>), kCombineThreads / kLanes};
 }
@@ -116,7 +116,7 @@ CombineForm form_of() noexcept {
 CombineForm combine_form(std::int64_t rows) noexcept {
   // Few rows leave SMs without work, and their time is that of one row.
   constexpr std::int64_t kManyRows = 1 << 15;
-  return rows < kManyRows ? form_of<32>() : form_of<8>();
+  return rows < kManyRows ? form_with<32>() : form_with<8>();
 }
 const void* fill_table_entry() noexcept { return reinterpret_cast<const void*>(&fill_table); }
 

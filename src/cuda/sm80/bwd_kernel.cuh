@@ -53,48 +53,65 @@
 
 namespace flashcore::cuda::sm80 {
 
+/// dK and dV of the rows of A.
+struct ComputeDkdv {
+  template <typename C, bool kFastPath, bool kCareful>
+  __device__ __forceinline__ static bool run(BwdTiles<C>& s, const BackwardParams& p) {
+    const core::AttentionParams& f = p.fwd;
+    const BwdWork& work = s.work;
+    AccGradient<C> dk = {}, dv = {};
+    if (!sum_gradients<C, kFastPath, true, kCareful>(s, p, dk, dv)) return false;
+    // Dense rows past the sequence's keys are written here, varlen rows were zeroed before.
+    const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);
+    const int rows = whole ? min(C::kTile, f.kv_len - work.first_a) : work.rows_a;
+    const std::int32_t first = work.seq.k_row + work.first_a;
+    if (p.dk != nullptr) {
+      const auto scale = static_cast<float>(p.scale);
+      const bool twice = f.fault.is(InjectedFault::dk_scale_twice);
+      store_gradient<C>(dk, p.dk, p.dk_element,
+                        core::row_offset(p.dk_strides, work.b, work.kv_head, first), p.dk_strides,
+                        rows, f.head_dim, (twice ? scale * scale : scale) / work.unit);
+    }
+    if (p.dv != nullptr) {
+      store_gradient<C>(dv, p.dv, p.dv_element,
+                        core::row_offset(p.dv_strides, work.b, work.kv_head, first), p.dv_strides,
+                        rows, f.v_dim, 1.f);
+    }
+    return true;
+  }
+};
+
+/// dQ of the rows of A.
+struct ComputeDq {
+  template <typename C, bool kFastPath, bool kCareful>
+  __device__ __forceinline__ static bool run(BwdTiles<C>& s, const BackwardParams& p) {
+    const core::AttentionParams& f = p.fwd;
+    const BwdWork& work = s.work;
+    AccGradient<C> dq = {}, none;
+    if (!sum_gradients<C, kFastPath, false, kCareful>(s, p, dq, none)) return false;
+    const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
+    store_gradient<C>(dq, p.dq, p.dq_element,
+                      core::row_offset(p.dq_strides, work.b, work.h, work.seq.q_row + work.first_a),
+                      p.dq_strides, work.rows_a, f.head_dim,
+                      (unscaled ? 1.f : static_cast<float>(p.scale)) / work.unit);
+    return true;
+  }
+};
+
 /// dK and dV of a KV tile, over all query heads of the group.
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void compute_dkdv(BwdTiles<C>& s, const BackwardParams& p,
                                              const core::BackwardTile& tile) {
-  const core::AttentionParams& f = p.fwd;
   select_work<C>(s, p, tile, tile.b, tile.head * p.group, tile.head);
-  const BwdWork& work = s.work;
-  AccGradient<C> dk = {}, dv = {};
-  sum_gradients<C, kFastPath, true>(s, p, dk, dv);
-  // Dense rows past the sequence's keys are written here, varlen rows were zeroed before.
-  const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);
-  const int rows = whole ? min(C::kTile, f.kv_len - work.first_a) : work.rows_a;
-  const std::int32_t first = work.seq.k_row + work.first_a;
-  if (p.dk != nullptr) {
-    const auto scale = static_cast<float>(p.scale);
-    const bool twice = f.fault.is(InjectedFault::dk_scale_twice);
-    store_gradient<C>(dk, p.dk, p.dk_element,
-                      core::row_offset(p.dk_strides, work.b, work.kv_head, first), p.dk_strides,
-                      rows, f.head_dim, (twice ? scale * scale : scale) / work.unit);
-  }
-  if (p.dv != nullptr) {
-    store_gradient<C>(dv, p.dv, p.dv_element,
-                      core::row_offset(p.dv_strides, work.b, work.kv_head, first), p.dv_strides,
-                      rows, f.v_dim, 1.f);
-  }
+  compute_gradients<C, kFastPath, ComputeDkdv>(s, p);
 }
 
 /// dQ of a query tile.
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void compute_dq(BwdTiles<C>& s, const BackwardParams& p,
                                            const core::BackwardTile& tile) {
-  const core::AttentionParams& f = p.fwd;
   select_work<C>(s, p, tile, tile.b, tile.head, tile.head / p.group);
-  const BwdWork& work = s.work;
-  if (work.rows_a <= 0) return;
-  AccGradient<C> dq = {}, none;
-  sum_gradients<C, kFastPath, false>(s, p, dq, none);
-  const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
-  store_gradient<C>(dq, p.dq, p.dq_element,
-                    core::row_offset(p.dq_strides, work.b, work.h, work.seq.q_row + work.first_a),
-                    p.dq_strides, work.rows_a, f.head_dim,
-                    (unscaled ? 1.f : static_cast<float>(p.scale)) / work.unit);
+  if (s.work.rows_a > 0) compute_gradients<C, kFastPath, ComputeDq>(s, p);
 }
 
 /// A tile of dbias, over the axes that the bias repeats.

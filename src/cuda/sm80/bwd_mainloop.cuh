@@ -130,34 +130,36 @@ __device__ __forceinline__ void add_probes(float& probe, const AccGradient<C>& a
   }
 }
 
-template <typename C>
-__device__ __forceinline__ void zero_gradient(AccGradient<C>& acc) {
-#pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-    for (int group = 0; group < C::kGroups; ++group) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) acc[m][group][i / 4][i % 4] = 0.f;
-    }
-  }
+/// Sums the gradients of the CTA's rows of A: acc1 of dZ B1, acc2 of P B2. False if plain steps
+/// found a sum that is not finite. A number that is not finite in an operand makes one, unless no
+/// weight depends on it.
+template <typename C, bool kFastPath, bool kKeysAreRows, bool kCareful>
+__device__ __forceinline__ bool sum_gradients(BwdTiles<C>& s, const BackwardParams& p,
+                                              AccGradient<C>& acc1, AccGradient<C>& acc2) {
+  run_tile<C, kFastPath, kKeysAreRows, kCareful>(s, p, acc1, acc2);
+  if (kCareful) return true;
+  float probe = 0.f;
+  add_probes<C>(probe, acc1);
+  if constexpr (kKeysAreRows) add_probes<C>(probe, acc2);
+  return !__syncthreads_or(probe != 0.f);
 }
 
-/// The gradients of the CTA's rows of A: acc1 of dZ B1, acc2 of P B2. A number that is not finite
-/// in an operand makes a sum of the fast steps NaN or infinite, unless no weight depends on it.
-template <typename C, bool kFastPath, bool kKeysAreRows>
-__device__ __forceinline__ void sum_gradients(BwdTiles<C>& s, const BackwardParams& p,
-                                              AccGradient<C>& acc1, AccGradient<C>& acc2) {
-  // A scale that is not positive makes no weight 0 of a score of -inf.
-  if (kFastPath && plain_scale(p) > 0.f) {
-    run_tile<C, true, kKeysAreRows, false>(s, p, acc1, acc2);
-    float probe = 0.f;
-    add_probes<C>(probe, acc1);
-    if constexpr (kKeysAreRows) add_probes<C>(probe, acc2);
-    if (!__syncthreads_or(probe != 0.f)) return;
-    zero_gradient<C>(acc1);
-    zero_gradient<C>(acc2);
+/// Compute::run<C, kFastPath, kCareful>() computes and stores the gradients of the rows of A. It is
+/// false, and stores nothing, if plain steps found a sum that is not finite. Careful steps of the
+/// fast path are a function: inlined, they would spill.
+template <typename C, typename Compute>
+__device__ __noinline__ void compute_carefully(BwdTiles<C>& s, const BackwardParams& p) {
+  Compute::template run<C, true, true>(s, p);
+}
+template <typename C, bool kFastPath, typename Compute>
+__device__ __forceinline__ void compute_gradients(BwdTiles<C>& s, const BackwardParams& p) {
+  if constexpr (kFastPath) {
+    // A scale that is not positive makes no weight 0 of a score of -inf.
+    if (plain_scale(p) > 0.f && Compute::template run<C, true, false>(s, p)) return;
+    compute_carefully<C, Compute>(s, p);
+  } else {
+    Compute::template run<C, false, true>(s, p);
   }
-  run_tile<C, kFastPath, kKeysAreRows, true>(s, p, acc1, acc2);
 }
 
 /// sum += dS of the tile's queries with the keys from first_key on.

@@ -19,8 +19,13 @@ struct BwdLoads {
   BwdTiles<C>& s;
   const BackwardParams& p;
   BwdSteps steps;
-  // The thread's first chunks of the next step of B1 and B2. Finding them anew takes longer.
+  // The thread's first chunks of the next step of B1 and B2. Finding them anew takes longer. Code
+  // for sm_80 has no registers for those of dkdv tiles.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kKeepsChunks = kFastPath && !kCareful && !kKeysAreRows;
+#else
   static constexpr bool kKeepsChunks = kFastPath && !kCareful;
+#endif
   const T *g_b1, *g_b2;
 
   __device__ __forceinline__ BwdLoads(BwdTiles<C>& tiles, const BackwardParams& params,

@@ -227,9 +227,9 @@ TEST(GradientOracle, RowsOfDsSumToDlse) {
 /// Roundings of dS have related signs where a large dlse makes the dS of a row nearly equal.
 TEST(GradientOracle, NearlyEqualDsHaveATermOfTheBound) {
   Random random(15);
-  Inputs inputs = draw_inputs(random, *find_kernel("fwd_generic_f64"),
-                              {.batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = 4, .kv_len = 9},
-                              0.01);
+  Inputs inputs =
+      draw_inputs(random, *find_kernel("fwd_generic_f64"),
+                  {.batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = 4, .kv_len = 9}, 0.01);
   GradientCall call = gradient_call(random, inputs, true);
   for (const double x : call.backward().dq.alike) EXPECT_EQ(x, 0.0);
   for (std::int64_t row = 0; row < 4; ++row) call.dlse.set({0, 0, row}, 1e4);
