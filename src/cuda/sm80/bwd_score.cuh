@@ -99,7 +99,7 @@ __device__ __forceinline__ void find_plain_probabilities(AccPairs<C>& pairs, con
   for (int key = 0; key < Map::kKeys; ++key) {
     float& x = Map::at(pairs, query, key);
     // A score of -inf has weight 0, also if the row's statistics are NaN.
-    const bool zero = special && x == core::negative_infinity<float>();
+    const bool zero = special && x * scale_log2 == core::negative_infinity<float>();
     x = zero ? 0.f : fast_exp2(fmaf(x, scale_log2, -base_log2)) * factor;
   }
   if (step.all_visible) return;  // uniform over the CTA
