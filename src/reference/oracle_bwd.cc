@@ -186,7 +186,8 @@ Pair GradientSums::make_pair(const Row& row, std::int64_t j, double p) const {
   pair.w = dp - row.delta;
   const double u = a_.sum_unit;
   const auto v_dim = static_cast<double>(p_.v_dim);
-  const double truncation = a_.truncates_sums ? v_dim * largest : 0.0;
+  // A product that is cut loses up to a unit in the last place of the largest one, 2u.
+  const double truncation = a_.truncates_sums ? 2 * v_dim * largest : 0.0;
   pair.dp_error = u * (2 * magnitude + std::max(std::sqrt(v_dim) * magnitude, truncation)) +
                   a_.dp_unit * std::fabs(dp);
   double score_error = row.score_error;
