@@ -195,10 +195,13 @@ constexpr Features features_of_kernel(const FamilyTraits& traits,
   return traits.features & ~missing;
 }
 
-/// True if the kernels give a row the same bits: sm90 kernels with equal KV tiles that add up a row
-/// in the same order.
+/// True if the kernels give a row the same bits: forward sm90 kernels with equal KV tiles that add
+/// up a row in the same order.
 constexpr bool round_alike(const KernelInfo& a, const KernelInfo& b) noexcept {
-  if (a.family != Family::sm90 || b.family != Family::sm90) return &a == &b;
+  const auto is_known = [](const KernelInfo& k) {
+    return k.family == Family::sm90 && k.op == Operation::fwd;
+  };
+  if (!is_known(a) || !is_known(b)) return &a == &b;
   const auto sum_chains = [](const KernelInfo& k) {
     return core::schedule_for(k.inputs == Inputs::fp8, k.head_dim, k.tile_q, k.tile_k).sum_chains;
   };

@@ -19,20 +19,20 @@ constexpr int kBackwardRepeats = 100;
 class GpuGradients {
  public:
   explicit GpuGradients(const verify::CaseSpec& spec, const char* kernel)
-      : memory_(spec),
+      : memory_(with_kernel(spec, kernel)),
         gradients_(memory_.spec(), memory_.tensors()),
         block_(memory_.bytes()),
         outputs_(gradients_.bytes()),
         tensors_(memory_.at(block_.data(), kGpu)),
         views_(gradients_.at(outputs_.data(), kGpu)) {
-    const Options options = memory_.spec().options;
+    const Options backward = memory_.spec().options;
+    Options options = backward;
+    options.kernel = nullptr;
     const Plan forward = plan_for(tensors_, options);
     const TestWorkspace workspace(forward.workspace_bytes);
     require(flashcore::run(forward, tensors_, workspace.get()));
     require(cudaDeviceSynchronize(), "forward");
-    Options with_kernel = options;
-    with_kernel.kernel = kernel;
-    const BackwardProblem problem = require(make_backward_problem(tensors_, views_, with_kernel));
+    const BackwardProblem problem = require(make_backward_problem(tensors_, views_, backward));
     plan_ = require(make_backward_plan(problem, require(device_info(kGpu))));
   }
 
@@ -50,6 +50,12 @@ class GpuGradients {
   bool only_outputs_changed() const { return gradients_.only_outputs_changed(outputs()); }
 
  private:
+  /// The kernel decides which types and layouts the gradients may have.
+  static verify::CaseSpec with_kernel(verify::CaseSpec spec, const char* kernel) {
+    spec.options.kernel = kernel;
+    return spec;
+  }
+
   verify::CaseMemory memory_;
   verify::GradientMemory gradients_;
   DeviceBuffer block_, outputs_;

@@ -20,7 +20,8 @@ using Hopper = HopperTest;
 constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
 
 bool is_hopper(const KernelInfo& kernel) {
-  return kernel.family == Family::sm90 && kernel.inputs == Inputs::native;
+  return kernel.family == Family::sm90 && kernel.inputs == Inputs::native &&
+         kernel.op == Operation::fwd;
 }
 
 // ---------------------------------------------------------------------------------------------
