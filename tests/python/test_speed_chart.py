@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from flashcore.bench import command, results
+from flashcore.bench.narrow_speed_chart import NarrowSpeedChart
 from flashcore.bench.speed_chart import SpeedChart, bars_of
 from support import case
 
@@ -100,6 +101,15 @@ class Drawing(unittest.TestCase):
             self.assertEqual(len(marks), 2, peer)  # above and below
             self.assertLessEqual(chart.x(peer / 10), chart.left + chart.plot + 1e-6)
             self.assertLess(chart.x(1.0), chart.left + chart.plot)
+
+    def test_gridlines_stay_in_the_plot(self):
+        for speed in (0.4, 1.3, 2.2, 3.12, 4.9, 7.0, 12.0, 31.0):
+            given = result(row("a", us=10.0, cudnn=10.0 * speed))
+            for form in (SpeedChart, NarrowSpeedChart):
+                chart = form(given, bars_of(given))
+                lines = ElementTree.fromstring(chart.svg()).iter(SVG + "line")
+                self.assertLessEqual(max(float(one.get("x2")) for one in lines), chart.left + chart.plot + 0.1,
+                                     f"{form.__name__}, {speed}")
 
     def test_names_are_escaped(self):
         given = result(row("<a&b>", note={"p<q": 'says "<no>"'}, **{"p<q": 12.0}), gpu="G<1>")

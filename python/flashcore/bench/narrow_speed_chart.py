@@ -1,5 +1,6 @@
 """The speed chart for narrow screens: each bar has its label above it, not beside it."""
 
+import math
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -18,6 +19,7 @@ class NarrowSpeedChart(SpeedChart):
         self.width, self.left, self.plot = _WIDTH, float(_MARGIN), float(_WIDTH - 2 * _MARGIN)
         if self.end > 4 * self.step:  # fewer gridlines: their figures need room
             self.step *= 2
+            self.end = self.step * math.ceil(self.end / self.step)  # no gridline beyond the plot
         self.tops = self._narrow_tops()
         self.top, self.bottom = _HEAD + _AXIS, self.tops[-1] + _ROW + 6
         self.height = self.bottom + _AXIS + 15 * len(self.notes)
