@@ -146,7 +146,7 @@ Status attend_local(const Tensors& t, std::span<const std::int32_t> lengths, con
   return {};
 }
 
-/// What a rank does before it sends anything: its part of the result, and memory for the others'.
+/// A rank's part of the result, and memory for those of the others. Made before anything is sent.
 struct LocalPart {
   Buffer computed, send, recv;
   PartialResult result;  ///< in `computed`

@@ -31,7 +31,7 @@
 namespace flashcore::cpu {
 namespace {
 
-/// What the panels of a KV tile have in common.
+/// Operands of a KV tile, shared by its panels.
 struct AmxKvTile {
   KeyRange keys;
   core::KvRowMap map;

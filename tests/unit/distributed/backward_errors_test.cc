@@ -20,7 +20,7 @@ Inputs draw_shard(Random& random) {
   return inputs;
 }
 
-/// What one rank passes.
+/// Arguments of one rank.
 struct Arguments {
   Tensors tensors;
   Gradients gradients;

@@ -11,7 +11,7 @@
 namespace flashcore::test {
 namespace {
 
-/// What one rank passes: a shard of 8 rows.
+/// Arguments of one rank, which has a shard of 8 rows.
 struct Arguments {
   Inputs inputs;
   Tensor out, lse;
