@@ -80,31 +80,42 @@ Merged definition(const Partials& partials, bool with_sinks, std::vector<double>
   return merged;
 }
 
-/// Partials and results in the memory of one device.
+std::vector<float> repeat(const std::vector<float>& values, std::int64_t times) {
+  std::vector<float> all;
+  for (std::int64_t i = 0; i < times; ++i) all.insert(all.end(), values.begin(), values.end());
+  return all;
+}
+
+/// Partials and results in the memory of one device. The batch is that of the partials, `copies`
+/// times.
 class MergeCall {
  public:
-  MergeCall(const Partials& partials, DType out_dtype, Device device)
-      : device_(device), out_dtype_(out_dtype) {
+  MergeCall(const Partials& partials, DType out_dtype, Device device, std::int64_t copies = 1)
+      : device_(device), out_dtype_(out_dtype), copies_(copies) {
+    const std::int64_t batch = kBatch * copies;
     for (std::size_t i = 0; i < partials.out.size(); ++i) {
-      partials_.push_back(
-          {view(place(partials.out[i]), DType::f32, {kBatch, kHeads, kRows, kDim}, device_),
-           view(place(partials.lse[i]), DType::f32, {kBatch, kHeads, kRows}, device_)});
+      partials_.push_back({view(place(repeat(partials.out[i], copies)), DType::f32,
+                                {batch, kHeads, kRows, kDim}, device_),
+                           view(place(repeat(partials.lse[i], copies)), DType::f32,
+                                {batch, kHeads, kRows}, device_)});
     }
+    const auto unwritten = [&](std::int64_t elements) {
+      return place(repeat({std::nanf("")}, elements * copies));
+    };
     sinks_ = view(place(partials.sinks), DType::f32, {kHeads}, device_);
-    out_ = view(place(std::vector<float>(kOutElements, std::nanf(""))), out_dtype,
-                {kBatch, kHeads, kRows, kDim}, device_);
-    lse_ = view(place(std::vector<float>(kLseElements, std::nanf(""))), DType::f32,
-                {kBatch, kHeads, kRows}, device_);
+    out_ = view(unwritten(kOutElements), out_dtype, {batch, kHeads, kRows, kDim}, device_);
+    lse_ = view(unwritten(kLseElements), DType::f32, {batch, kHeads, kRows}, device_);
   }
 
   Merged run(bool with_sinks) {
     require(merge(partials_, out_, lse_, with_sinks ? sinks_ : TensorView{}));
     Merged merged;
-    const std::vector<std::byte> out = fetch(out_, kOutElements), lse = fetch(lse_, kLseElements);
-    for (std::int64_t i = 0; i < kOutElements; ++i) {
+    const std::int64_t out_elements = copies_ * kOutElements, rows = copies_ * kLseElements;
+    const std::vector<std::byte> out = fetch(out_, out_elements), lse = fetch(lse_, rows);
+    for (std::int64_t i = 0; i < out_elements; ++i) {
       merged.out.push_back(reference::element(out.data(), out_dtype_, i));
     }
-    for (std::int64_t i = 0; i < kLseElements; ++i) {
+    for (std::int64_t i = 0; i < rows; ++i) {
       merged.lse.push_back(reference::element(lse.data(), DType::f32, i));
     }
     return merged;
@@ -133,6 +144,7 @@ class MergeCall {
 
   Device device_;
   DType out_dtype_;
+  std::int64_t copies_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   std::vector<std::unique_ptr<std::vector<float>>> host_;
   std::vector<PartialResult> partials_;
@@ -171,6 +183,24 @@ TEST_F(Merge, AgreesWithTheDefinitionAndTheCpu) {
             ASSERT_NEAR(gpu.lse[i], want.lse[i], 2e-6 + 4 * 0x1p-24 * std::fabs(want.lse[i]));
           }
         }
+      }
+    }
+  }
+}
+
+// Many rows are merged by fewer lanes each (common/combine.cu). A row's bits are the same.
+TEST_F(Merge, ManyRowsGiveTheBitsOfFew) {
+  constexpr std::int64_t kCopies = (1 << 15) / kLseElements + 1;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const int count : {1, 3, 33}) {
+      const Partials partials(count, static_cast<std::uint64_t>(count));
+      const Merged few = MergeCall(partials, dtype, kGpu).run(true);
+      const Merged many = MergeCall(partials, dtype, kGpu, kCopies).run(true);
+      for (std::size_t i = 0; i < many.out.size(); ++i) {
+        ASSERT_EQ(many.out[i], few.out[i % few.out.size()]) << count << " partials, element " << i;
+      }
+      for (std::size_t i = 0; i < many.lse.size(); ++i) {
+        ASSERT_EQ(many.lse[i], few.lse[i % few.lse.size()]) << count << " partials, row " << i;
       }
     }
   }
