@@ -6,7 +6,7 @@ namespace flashcore::core {
 
 inline constexpr int kFusedTileRows = 128;  // keys of a work tile: 64 for each of two warpgroups
 inline constexpr int kFusedStepRows = 64;   // query rows of a step, and of a dQ tile
-/// Stages of Q and dO. The slots of dZ and dQ are those of the stage, and so is the duty.
+/// Stages of Q and dO. The slots of dZ and dQ are those of the stage.
 inline constexpr int kFusedStages = 2;
 
 struct Sm90FusedTraits {
