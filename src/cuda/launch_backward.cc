@@ -101,8 +101,10 @@ Status launch_fused(const BackwardPlan& plan, const core::BackwardParams& params
   }
   const std::int64_t dq_tiles = std::int64_t{f.batch} * f.q_heads * f.q_tiles;
   if (dq_tiles > 0) {
-    FLASHCORE_RETURN_IF_ERROR(launch_kernel(entry_of(kernel, KernelEntry::general), hopper,
-                                            {dq_tiles, kFinishDqThreads}, stream));
+    LaunchOptions options{dq_tiles, kFinishDqThreads};
+    options.programmatic_launch = hopper.num_scheduled > 0;
+    FLASHCORE_RETURN_IF_ERROR(
+        launch_kernel(entry_of(kernel, KernelEntry::general), hopper, options, stream));
   }
   return launch_repair(plan, params, stream);
 }

@@ -25,6 +25,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/primitives/pdl.cuh"
 #include "cuda/sm90/fused_mainloop.cuh"
 #include "cuda/sm90/fused_producer.cuh"
 
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     fused_kernel(const __grid_constant__ FusedParams params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   BwdStorage<C>& s = *reinterpret_cast<BwdStorage<C>*>(s_bytes);
+  pdl_launch_dependents();  // finish_dq
   if (threadIdx.x == 0) init_bwd_barriers(s);
   __syncthreads();
   if (threadIdx.x < 128) {
@@ -67,10 +69,25 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
 }
 
-/// Writes dq from the sums of all key tiles. A CTA of 128 threads has a dQ tile; their order is
-/// (batch, query head, tile).
+/// Waits for all additions to a dQ tile, whose keys are `keys`.
+__device__ __forceinline__ void wait_for_dq(const FusedParams& params, const core::KeyRange& keys,
+                                            std::int64_t tile) {
+  const core::Fault fault = params.call.fwd.fault;
+  if (fault.is(InjectedFault::last_query_tile_dropped) ||
+      fault.is(InjectedFault::group_last_head_only)) {
+    return pdl_wait();  // the main kernel omits additions
+  }
+  if (threadIdx.x == 0) {
+    const std::int32_t first = keys.begin / core::kFusedTileRows;
+    const std::int32_t last = (keys.end - 1) / core::kFusedTileRows;
+    wait_for_count(params.turns + tile, static_cast<std::uint32_t>(last - first + 1));
+    fence_global_proxy();
+  }
+  __syncthreads();
+}
+
 template <typename C>
-__global__ void __launch_bounds__(128) finish_dq(const __grid_constant__ FusedParams params) {
+__device__ __forceinline__ void finish_dq_tile(const FusedParams& params) {
   const core::BackwardParams& p = params.call;
   const AttentionParams& f = p.fwd;
   const auto head_index = static_cast<std::int32_t>(blockIdx.x / f.q_tiles);
@@ -81,15 +98,18 @@ __global__ void __launch_bounds__(128) finish_dq(const __grid_constant__ FusedPa
   const int rows = min(core::kFusedStepRows, seq.q_len - first);
   if (rows <= 0) return;
   float acc[C::kHeadDim / 2] = {};
-  const bool has_keys = !core::keys_of_dq_tile(seq.mask, seq.q_len, tile).empty();
+  const core::KeyRange keys = core::keys_of_dq_tile(seq.mask, seq.q_len, tile);
+  const bool has_keys = !keys.empty();
   if (has_keys) {
-    const std::int64_t at = core::partial_tile(f, b, h, seq.q_row, tile) * C::kDqFloats;
+    const std::int64_t dq_tile = core::partial_tile(f, b, h, seq.q_row, tile);
+    wait_for_dq(params, keys, dq_tile);
     const auto* const g_own =
-        reinterpret_cast<const float4*>(static_cast<const float*>(p.dq_partials) + at) +
+        reinterpret_cast<const float4*>(static_cast<const float*>(p.dq_partials) +
+                                        dq_tile * C::kDqFloats) +
         threadIdx.x;
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 8; ++i) {
-      const float4 x = g_own[128 * i];
+      const float4 x = __ldcs(g_own + 128 * i);
       acc[4 * i] = x.x, acc[4 * i + 1] = x.y, acc[4 * i + 2] = x.z, acc[4 * i + 3] = x.w;
     }
   }
@@ -99,6 +119,17 @@ __global__ void __launch_bounds__(128) finish_dq(const __grid_constant__ FusedPa
   const std::int64_t row0 = core::row_offset(p.dq_strides, b, h, std::int64_t{seq.q_row} + first);
   store_gradient<C>(acc, {p.dq, p.dq_element, row0, p.dq_strides.row, has_keys ? rows : 0, rows},
                     f.head_dim, (unscaled ? 1.f : static_cast<float>(p.scale)) / ds_scale, t);
+}
+
+/// Writes dq from the sums of all key tiles. A CTA of 128 threads has a dQ tile; their order is
+/// (batch, query head, tile). CTAs start on SMs that the main kernel no longer needs, and each
+/// waits for its own tile.
+template <typename C>
+__global__ void __launch_bounds__(128) finish_dq(const __grid_constant__ FusedParams params) {
+  finish_dq_tile<C>(params);
+  // This kernel must not end before the main kernel: the next one in the stream waits for this one
+  // alone. One CTA that waits is enough, and the others leave their SM.
+  if (blockIdx.x == gridDim.x - 1) pdl_wait();
 }
 
 }  // namespace flashcore::cuda::sm90
