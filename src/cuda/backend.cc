@@ -95,12 +95,9 @@ class CudaBackend final : public Backend {
     if (partials == DType::f64) return unsupported("merge: f64 partials merge on the CPU only");
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
-    const std::int64_t rows =
-        static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
-    const cuda::CombineForm form = cuda::combine_form(rows);
-    const std::int64_t ctas = (rows + form.rows_per_cta - 1) / form.rows_per_cta;
-    const cuda::LaunchOptions options{ctas, cuda::kCombineThreads};
-    if (params.long_table != nullptr) return combine_long(params, form.long_entry, options, stream);
+    const cuda::CombineForm form = cuda::combine_form(params);
+    const cuda::LaunchOptions options{form.ctas, cuda::kCombineThreads};
+    if (params.long_table != nullptr) return combine_long(params, form.entry, options, stream);
     return launch_kernel(form.entry, params, options, stream);
   }
 

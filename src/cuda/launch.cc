@@ -185,7 +185,7 @@ Status launch_empty(Device device, Stream stream) {
   const DeviceScope scope(device.index);
   FLASHCORE_RETURN_IF_ERROR(scope.status());
   const core::CombineParams no_rows{};
-  return launch_kernel(combine_form(0).entry, no_rows, {1, kCombineThreads}, stream);
+  return launch_kernel(combine_form(no_rows).entry, no_rows, {1, kCombineThreads}, stream);
 }
 
 }  // namespace flashcore::cuda

@@ -15,13 +15,13 @@ namespace flashcore::cuda {
 /// of kernels(). launch.cc chooses the entry of a call.
 const void* entry_of(const KernelInfo& kernel, KernelEntry entry) noexcept;
 
-/// Combines partial results (common/combine.cu). The long entry reads them from a long table, which
-/// fill_table() writes chunk by chunk.
+/// Combines partial results (common/combine.cu): a kernel of kCombineThreads. For a long table it
+/// takes core::LongCombineParams; fill_table() writes the table chunk by chunk.
 struct CombineForm {
-  const void *entry, *long_entry;
-  int rows_per_cta;
+  const void* entry;
+  std::int64_t ctas;
 };
-CombineForm combine_form(std::int64_t rows) noexcept;
+CombineForm combine_form(const core::CombineParams& p) noexcept;
 inline constexpr int kCombineThreads = 128;
 
 /// Packs a boolean mask into bits (common/pack_mask.cu).

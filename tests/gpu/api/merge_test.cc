@@ -86,31 +86,46 @@ std::vector<float> repeat(const std::vector<float>& values, std::int64_t times) 
   return all;
 }
 
-/// Partials and results in the memory of one device. The batch is that of the partials, `copies`
-/// times.
+/// Batch, heads and rows of a call.
+struct MergeShape {
+  std::int64_t batch = kBatch, heads = kHeads, rows = kRows;
+
+  std::int64_t lse_elements() const { return batch * heads * rows; }
+};
+
+/// Partials and results in the memory of one device. Rows of the partials repeat to fill `shape`.
+/// Tensors begin `shift` elements behind an aligned address.
 class MergeCall {
  public:
-  MergeCall(const Partials& partials, DType out_dtype, Device device, std::int64_t copies = 1)
-      : device_(device), out_dtype_(out_dtype), copies_(copies) {
-    const std::int64_t batch = kBatch * copies;
-    for (std::size_t i = 0; i < partials.out.size(); ++i) {
-      partials_.push_back({view(place(repeat(partials.out[i], copies)), DType::f32,
-                                {batch, kHeads, kRows, kDim}, device_),
-                           view(place(repeat(partials.lse[i], copies)), DType::f32,
-                                {batch, kHeads, kRows}, device_)});
-    }
-    const auto unwritten = [&](std::int64_t elements) {
-      return place(repeat({std::nanf("")}, elements * copies));
+  MergeCall(const Partials& partials, DType out_dtype, Device device, MergeShape shape = {},
+            std::int64_t shift = 0)
+      : device_(device), out_dtype_(out_dtype), shape_(shape) {
+    const auto placed = [&](const std::vector<float>& values, DType dtype) {
+      std::vector<float> all(static_cast<std::size_t>(shift), 0.f);
+      const std::vector<float> repeated = repeat(values, shape.lse_elements() / kLseElements);
+      all.insert(all.end(), repeated.begin(), repeated.end());
+      return static_cast<std::byte*>(place(all)) + shift * size_of(dtype);
     };
+    const auto rows = [&](const std::vector<float>& values) {
+      return view(placed(values, DType::f32), DType::f32, {shape.batch, shape.heads, shape.rows},
+                  device_);
+    };
+    const auto columns = [&](const std::vector<float>& values, DType dtype) {
+      return view(placed(values, dtype), dtype, {shape.batch, shape.heads, shape.rows, kDim},
+                  device_);
+    };
+    for (std::size_t i = 0; i < partials.out.size(); ++i) {
+      partials_.push_back({columns(partials.out[i], DType::f32), rows(partials.lse[i])});
+    }
     sinks_ = view(place(partials.sinks), DType::f32, {kHeads}, device_);
-    out_ = view(unwritten(kOutElements), out_dtype, {batch, kHeads, kRows, kDim}, device_);
-    lse_ = view(unwritten(kLseElements), DType::f32, {batch, kHeads, kRows}, device_);
+    out_ = columns(repeat({std::nanf("")}, kOutElements), out_dtype);
+    lse_ = rows(repeat({std::nanf("")}, kLseElements));
   }
 
   Merged run(bool with_sinks) {
     require(merge(partials_, out_, lse_, with_sinks ? sinks_ : TensorView{}));
     Merged merged;
-    const std::int64_t out_elements = copies_ * kOutElements, rows = copies_ * kLseElements;
+    const std::int64_t rows = shape_.lse_elements(), out_elements = rows * kDim;
     const std::vector<std::byte> out = fetch(out_, out_elements), lse = fetch(lse_, rows);
     for (std::int64_t i = 0; i < out_elements; ++i) {
       merged.out.push_back(reference::element(out.data(), out_dtype_, i));
@@ -144,7 +159,7 @@ class MergeCall {
 
   Device device_;
   DType out_dtype_;
-  std::int64_t copies_;
+  MergeShape shape_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   std::vector<std::unique_ptr<std::vector<float>>> host_;
   std::vector<PartialResult> partials_;
@@ -188,19 +203,25 @@ TEST_F(Merge, AgreesWithTheDefinitionAndTheCpu) {
   }
 }
 
-// Many rows are merged by fewer lanes each (common/combine.cu). A row's bits are the same.
+// Many rows of a head have a kernel of their own (cuda/common/combine_many.cuh). A row's bits are
+// the same, also where vectors do not fit.
 TEST_F(Merge, ManyRowsGiveTheBitsOfFew) {
-  constexpr std::int64_t kCopies = (1 << 15) / kLseElements + 1;
+  const MergeShape shape{kBatch, kHeads, kRows * ((1 << 15) / kLseElements + 1)};
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const int count : {1, 3, 33}) {
-      const Partials partials(count, static_cast<std::uint64_t>(count));
+    for (const int count : {1, 3, 32, 33}) {
+      Partials partials(count, static_cast<std::uint64_t>(count));
+      partials.sinks.assign(kHeads, 0.5f);  // a row meets every head
       const Merged few = MergeCall(partials, dtype, kGpu).run(true);
-      const Merged many = MergeCall(partials, dtype, kGpu, kCopies).run(true);
-      for (std::size_t i = 0; i < many.out.size(); ++i) {
-        ASSERT_EQ(many.out[i], few.out[i % few.out.size()]) << count << " partials, element " << i;
-      }
-      for (std::size_t i = 0; i < many.lse.size(); ++i) {
-        ASSERT_EQ(many.lse[i], few.lse[i % few.lse.size()]) << count << " partials, row " << i;
+      for (const std::int64_t shift : {0, 1}) {
+        const Merged many = MergeCall(partials, dtype, kGpu, shape, shift).run(true);
+        for (std::size_t i = 0; i < many.out.size(); ++i) {
+          ASSERT_EQ(many.out[i], few.out[i % few.out.size()])
+              << count << " partials, shift " << shift << ", element " << i;
+        }
+        for (std::size_t i = 0; i < many.lse.size(); ++i) {
+          ASSERT_EQ(many.lse[i], few.lse[i % few.lse.size()])
+              << count << " partials, shift " << shift << ", row " << i;
+        }
       }
     }
   }
