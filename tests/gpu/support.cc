@@ -89,6 +89,14 @@ verify::CaseSpec dense(DType dtype, std::int64_t batch, std::int64_t q_heads, st
   return spec;
 }
 
+verify::CaseSpec dense(const KernelInfo& kernel, std::int64_t batch, std::int64_t q_heads,
+                       std::int64_t kv_heads, std::int64_t q_len, std::int64_t kv_len) {
+  verify::CaseSpec spec =
+      dense(kernel.dtype, batch, q_heads, kv_heads, q_len, kv_len, kernel.head_dim);
+  spec.v_dim = kernel.v_dim;
+  return spec;
+}
+
 Plan plan_for(const Tensors& tensors, const Options& options) {
   const Problem problem = require(make_problem(tensors, options));
   return require(make_plan(problem, require(device_info(kGpu))));

@@ -82,6 +82,10 @@ class TestWorkspace {
 verify::CaseSpec dense(DType dtype, std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
                        std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim);
 
+/// The same with a kernel's dtype and its largest dims.
+verify::CaseSpec dense(const KernelInfo& kernel, std::int64_t batch, std::int64_t q_heads,
+                       std::int64_t kv_heads, std::int64_t q_len, std::int64_t kv_len);
+
 /// A case in device memory with its plan and workspace.
 class GpuCase {
  public:

@@ -65,7 +65,7 @@ class GpuGradients {
 };
 
 verify::CaseSpec causal_gqa(const KernelInfo& kernel, std::uint64_t seed) {
-  verify::CaseSpec spec = dense(kernel.dtype, 2, 4, 2, 300, 333, kernel.head_dim);
+  verify::CaseSpec spec = dense(kernel, 2, 4, 2, 300, 333);
   spec.options.causal = spec.lse = true;
   spec.seed = seed;
   return spec;
@@ -146,7 +146,7 @@ std::vector<BadLengths> bad_lengths() {
 TEST_F(GpuBackward, CheckedCallsReportBadLengths) {
   for (const KernelInfo* kernel : runnable_kernels(Operation::bwd)) {
     for (const BadLengths& bad : bad_lengths()) {
-      verify::CaseSpec spec = dense(kernel->dtype, 3, 4, 2, 300, 333, kernel->head_dim);
+      verify::CaseSpec spec = dense(*kernel, 3, 4, 2, 300, 333);
       spec.options.causal = spec.options.checked = spec.lse = true;
       spec.*bad.given = true;
       const GpuGradients call(spec, kernel->id);

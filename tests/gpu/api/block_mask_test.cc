@@ -86,7 +86,7 @@ TEST_F(BlockMaskOnGpu, SameBitsAsTheBooleanMaskOnEveryKernel) {
         continue;
       }
       for (const BlockMask& mask : masks) {
-        verify::CaseSpec spec = dense(kernel->dtype, 2, 4, 2, q_len, kv_len, kernel->head_dim);
+        verify::CaseSpec spec = dense(*kernel, 2, 4, 2, q_len, kv_len);
         spec.options.kernel = kernel->id;
         spec.options.causal = mask.block_q != 128;
         spec.lse = true;
@@ -103,7 +103,7 @@ TEST_F(BlockMaskOnGpu, SameBitsAsTheBooleanMaskOnEveryKernel) {
 TEST_F(BlockMaskOnGpu, RandomBlocksAreRightOnEveryKernel) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (kernel->op != Operation::fwd || !any(kernel->features & Features::mask)) continue;
-    verify::CaseSpec spec = dense(kernel->dtype, 2, 4, 2, 200, 333, kernel->head_dim);
+    verify::CaseSpec spec = dense(*kernel, 2, 4, 2, 200, 333);
     spec.mask = {true, true, true, true};
     spec.mask_block_q = 32, spec.mask_block_k = 64;
     spec.options.kernel = kernel->id;

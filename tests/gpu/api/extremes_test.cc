@@ -17,7 +17,7 @@ constexpr double kLargest = std::numeric_limits<float>::max();
 constexpr double kLargestBf16 = 0x1.fep127;
 
 verify::CaseSpec spec_of(const KernelInfo& kernel, bool bias, bool sinks) {
-  verify::CaseSpec spec = dense(kernel.dtype, 2, 4, 2, 70, 300, kernel.head_dim);
+  verify::CaseSpec spec = dense(kernel, 2, 4, 2, 70, 300);
   spec.options.kernel = kernel.id;
   spec.lse = true;
   spec.bias.given = bias;

@@ -76,7 +76,7 @@ TEST_F(Repeats, DynamicSchedulingGivesTheSameBits) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     // f16 kernels have the same shapes and barriers as bf16 kernels.
     if (!is_persistent(*kernel) || kernel->dtype == DType::f16) continue;
-    verify::CaseSpec spec = dense(kernel->dtype, 7, 40, 20, 3, 300, kernel->head_dim);
+    verify::CaseSpec spec = dense(*kernel, 7, 40, 20, 3, 300);
     spec.options.kernel = kernel->id;
     spec.options.causal = true;
     verify::fit_to_kernel(*kernel, spec);

@@ -20,8 +20,7 @@ class GpuStages : public GpuTest {
 
 /// Several tiles of keys and rows, v_dim below the kernel's head_dim.
 verify::CaseSpec several_tiles(const KernelInfo& kernel) {
-  verify::CaseSpec spec =
-      dense(kernel.dtype, 2, 4, 2, kernel.tile_q + 3, 4 * kernel.tile_k + 5, kernel.head_dim);
+  verify::CaseSpec spec = dense(kernel, 2, 4, 2, kernel.tile_q + 3, 4 * kernel.tile_k + 5);
   spec.v_dim = kernel.head_dim - 8;
   verify::fit_to_kernel(kernel, spec);
   return spec;

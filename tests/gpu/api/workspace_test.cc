@@ -15,8 +15,7 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
   for (const KernelInfo* kernel : found) {
     for (const int splits : {1, 3}) {
       for (const bool checked : {false, true}) {
-        verify::CaseSpec spec = dense(kernel->dtype, 2, 2, 1, kernel->tile_q + 3,
-                                      5 * kernel->tile_k + 1, kernel->head_dim);
+        verify::CaseSpec spec = dense(*kernel, 2, 2, 1, kernel->tile_q + 3, 5 * kernel->tile_k + 1);
         spec.options.kernel = kernel->id;
         spec.options.num_splits = splits;
         spec.options.checked = checked;
@@ -40,8 +39,7 @@ TEST_F(WorkspaceUse, UnusedHeaderIsUntouched) {
   std::size_t tested = 0;
   for (const KernelInfo* kernel : runnable_kernels()) {
     for (const int splits : {1, 3}) {
-      verify::CaseSpec spec = dense(kernel->dtype, 2, 2, 1, kernel->tile_q + 3,
-                                    5 * kernel->tile_k + 1, kernel->head_dim);
+      verify::CaseSpec spec = dense(*kernel, 2, 2, 1, kernel->tile_q + 3, 5 * kernel->tile_k + 1);
       spec.options.kernel = kernel->id;
       spec.options.num_splits = splits;
       spec.lse = spec.used_k = true;
@@ -85,8 +83,7 @@ TEST_F(WorkspaceUse, TileCounterIsReset) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (!is_persistent(*kernel)) continue;
     for (const bool varlen : {false, true}) {
-      verify::CaseSpec spec =
-          dense(kernel->dtype, 5, 40, 20, kernel->tile_q + 1, 70, kernel->head_dim);
+      verify::CaseSpec spec = dense(*kernel, 5, 40, 20, kernel->tile_q + 1, 70);
       spec.options.kernel = kernel->id;
       spec.options.causal = spec.lse = true;
       spec.q_varlen = spec.kv_varlen = varlen;

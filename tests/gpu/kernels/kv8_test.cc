@@ -34,8 +34,7 @@ class Kv8 : public GpuTest {
 /// More than one tile of rows and keys. head_dim is the kernel's own, which selects the fast path.
 verify::CaseSpec spec_for(const KernelInfo& kernel, DType k, DType v, bool eight_bit_q,
                           ScaleKind scales) {
-  verify::CaseSpec spec =
-      dense(kernel.dtype, 2, 2, 1, kernel.tile_q / 2 + 3, 2 * kernel.tile_k + 5, kernel.head_dim);
+  verify::CaseSpec spec = dense(kernel, 2, 2, 1, kernel.tile_q / 2 + 3, 2 * kernel.tile_k + 5);
   spec.options.kernel = kernel.id;
   spec.lse = true;
   spec.k_storage = k;

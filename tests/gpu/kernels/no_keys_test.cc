@@ -36,7 +36,7 @@ constexpr NoKeysCase kCases[] = {
 };
 
 verify::CaseSpec spec_of(const KernelInfo& kernel, const NoKeysCase& one) {
-  verify::CaseSpec spec = dense(kernel.dtype, 5, 4, 2, one.q_len, one.kv_len, kernel.head_dim);
+  verify::CaseSpec spec = dense(kernel, 5, 4, 2, one.q_len, one.kv_len);
   spec.options.kernel = kernel.id;
   spec.options.causal = one.causal;
   spec.options.window_left = one.left;

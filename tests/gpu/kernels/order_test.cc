@@ -56,7 +56,7 @@ TEST_F(Order, CallReadsTheOutputOfThePreviousCall) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (needs_8_bits(*kernel)) continue;  // their 16-bit output cannot be 8-bit keys
     for (const std::int64_t kv_len : {64, 4096}) {
-      verify::CaseSpec spec = dense(kernel->dtype, 1, 4, 1, 16, kv_len, kernel->head_dim);
+      verify::CaseSpec spec = dense(*kernel, 1, 4, 1, 16, kv_len);
       spec.options.kernel = kernel->id;
       const Chain chain(spec);
       const std::vector<std::byte> want = chain.run(true);

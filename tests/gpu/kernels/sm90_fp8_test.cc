@@ -92,8 +92,7 @@ TEST_F(HopperFp8, GemmsAndTransposedVAreExact) {
 
 /// More than one tile of rows and of keys.
 verify::CaseSpec spec_for(const KernelInfo& kernel, ScaleKind scales) {
-  verify::CaseSpec spec =
-      dense(kernel.dtype, 2, 4, 2, kernel.tile_q + 3, 3 * kernel.tile_k + 5, kernel.head_dim);
+  verify::CaseSpec spec = dense(kernel, 2, 4, 2, kernel.tile_q + 3, 3 * kernel.tile_k + 5);
   spec.options.kernel = kernel.id;
   spec.lse = true;
   spec.q_storage = spec.k_storage = spec.v_storage = DType::e4m3;
@@ -156,7 +155,7 @@ TEST_F(HopperFp8, NonFiniteInputsMatchTheOracle) {
 TEST_F(HopperFp8, LongSequencesStayAccurate) {
   for (const KernelInfo* kernel : kernels_) {
     for (const std::int64_t kv_len : {1024, 16384, 131072}) {
-      verify::CaseSpec spec = dense(kernel->dtype, 1, 1, 1, 4, kv_len, kernel->head_dim);
+      verify::CaseSpec spec = dense(*kernel, 1, 1, 1, 4, kv_len);
       spec.options.kernel = kernel->id;
       spec.q_storage = spec.k_storage = spec.v_storage = DType::e4m3;
       spec.q_scale = spec.k_scale = spec.v_scale = ScaleKind::per_head;

@@ -401,8 +401,7 @@ double quiet_nan() { return std::numeric_limits<double>::quiet_NaN(); }
 
 verify::CaseSpec tail_spec(const KernelInfo& kernel, std::int64_t batch, std::int64_t kv_len,
                            bool causal) {
-  verify::CaseSpec spec =
-      dense(kernel.dtype, batch, 2, 1, kernel.tile_q + 3, kv_len, kernel.head_dim);
+  verify::CaseSpec spec = dense(kernel, batch, 2, 1, kernel.tile_q + 3, kv_len);
   spec.options.kernel = kernel.id;
   spec.options.causal = causal;
   spec.lse = true;
