@@ -97,11 +97,15 @@ FLASHCORE_ROLE void store_fused(Warp& warp) {
     const std::int32_t heads = warp.work(queue).heads;
     const std::int32_t steps = warp.work(queue).steps();
     BwdStep step = first_fused_step(warp.work(queue));
+    if (steps > 0) warp.look_at_turn(queue, step);
     FLASHCORE_LOOP
-    for (std::int32_t i = 0; i < steps; ++i, advance_down(step, heads), b.advance()) {
-      warp.wait_turn(queue, step);  // mostly passes while dQ is computed
+    for (std::int32_t i = 0; i < steps; ++i, b.advance()) {
+      warp.wait_turn();
       warp.template wait<B::dq_full>(b);
       warp.add_dq(b);
+      advance_down(step, heads);
+      if (i + 1 < steps) warp.look_at_turn(queue, step);  // while memory adds
+      warp.wait_read();
       warp.template arrive<B::dq_empty>(b);
       warp.pass_turn();
     }

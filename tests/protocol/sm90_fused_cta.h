@@ -212,30 +212,43 @@ struct FusedModelScheduler : FusedModelWarp {
 };
 
 struct FusedModelStore : FusedModelWarp {
-  DqTile tile{};
-  std::uint32_t turn = 0;
-  Tag staged{};
+  struct Turn {
+    DqTile tile{};
+    std::uint32_t turn = 0;
+    Tag staged{};
+    bool come = false;
+  };
+  Turn now{}, next{};
+  Slot* reading = nullptr;
 
-  void wait_turn(BwdQueueState queue, const BwdStep& step) {
+  void look_at_turn(BwdQueueState queue, const BwdStep& step) {
     const core::FusedCoord at = cta.launch.coord(work(queue).index);
     const FusedSequence& sequence = cta.launch.sequences[static_cast<std::size_t>(at.batch)];
-    tile = {at.batch, at.head * cta.launch.group + step.head, step.tile};
-    turn = core::turn_of(sequence.mask, sequence.q_len, step.tile, at.key_tile);
-    staged = tag(queue, step, 3);
-    if (cta.fault == FusedFault::turn_ignored) return;
-    const std::uint32_t& count = cta.launch.turns[tile];
-    cta.fibers.wait_until([&] { return count == turn; }, "the turn of a dQ tile");
+    next.tile = {at.batch, at.head * cta.launch.group + step.head, step.tile};
+    next.turn = core::turn_of(sequence.mask, sequence.q_len, step.tile, at.key_tile);
+    next.staged = tag(queue, step, 3);
+    cta.fibers.may_pause();
+    next.come = cta.launch.turns[next.tile] == next.turn;
+  }
+  void wait_turn() {
+    now = next;
+    if (now.come || cta.fault == FusedFault::turn_ignored) return;
+    const std::uint32_t& count = cta.launch.turns[now.tile];
+    cta.fibers.wait_until([&] { return count == now.turn; }, "the turn of a dQ tile");
   }
   void add_dq(FusedSteps::State b) {
-    if (cta.launch.turns[tile] != turn) throw Violation{"adds to a dQ tile before its turn"};
-    cta.dq[b.stage()].begin_read(staged);
+    if (cta.launch.turns[now.tile] != now.turn)
+      throw Violation{"adds to a dQ tile before its turn"};
+    cta.dq[b.stage()].begin_read(now.staged);
     cta.fibers.may_pause();
-    cta.dq[b.stage()].end_read();
+    reading = &cta.dq[b.stage()];
   }
+  void wait_read() { reading->end_read(); }
   void pass_turn() {
     cta.fibers.may_pause();
-    cta.launch.turns[tile] = turn + 1;
+    cta.launch.turns[now.tile] = now.turn + 1;
   }
+
 };
 
 /// A consumer warp. Registers hold tags: the steps of S and dP, and those that the sums contain.

@@ -40,15 +40,16 @@ __device__ __forceinline__ void fence_global_proxy() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/// Waits until the counter has this value. Later accesses see what was written before.
+/// True if the counter has this value. Later accesses then see what was written before.
+__device__ __forceinline__ bool count_is(const std::uint32_t* g_counter, std::uint32_t value) {
+  std::uint32_t x;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(g_counter) : "memory");
+  return x == value;
+}
+
 __device__ __forceinline__ void wait_for_count(const std::uint32_t* g_counter,
                                                std::uint32_t value) {
-  for (;;) {
-    std::uint32_t x;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(g_counter) : "memory");
-    if (x == value) return;
-    __nanosleep(64);
-  }
+  while (!count_is(g_counter, value)) __nanosleep(64);
 }
 
 /// Sets the counter after all earlier writes of this thread.

@@ -61,47 +61,57 @@ struct FusedScheduler : BwdSchedulerThread<C> {
   }
 };
 
+/// A dQ tile that a step adds to.
+struct DqTurn {
+  std::int64_t tile;
+  std::uint32_t turn;  // additions before
+  bool come;
+};
+
 template <typename C>
 struct FusedStoreThread : BwdRoleThread<C> {
   const FusedParams& fused;
-  std::int64_t tile;   // of the step
-  std::uint32_t turn;  // additions before that of the step
+  DqTurn now, next;
 
-  /// Waits until the dQ tile of the step has the sum over the keys before this work tile.
-  __device__ __forceinline__ void wait_turn(BwdQueueState queue, const BwdStep& step) {
-    const core::BackwardParams& p = this->params.call;
+  /// Finds the turn of a step, and whether it has come.
+  __device__ __forceinline__ void look_at_turn(BwdQueueState queue, const BwdStep& step) {
     const BwdWorkTile& work = this->work(queue);
-    tile =
-        core::partial_tile(p.fwd, work.b, work.first_head + step.head, work.seq.q_row, step.tile);
-    turn = core::turn_of(work.seq.mask, work.seq.q_len, step.tile,
-                         work.first_row / core::kFusedTileRows);
-    if (turn == 0) return;
-    wait_for_count(fused.turns + tile, turn);
+    next.tile = core::partial_tile(this->params.call.fwd, work.b, work.first_head + step.head,
+                                   work.seq.q_row, step.tile);
+    next.turn = core::turn_of(work.seq.mask, work.seq.q_len, step.tile,
+                              work.first_row / core::kFusedTileRows);
+    next.come = next.turn == 0 || count_is(fused.turns + next.tile, next.turn);
+  }
+  /// Waits until the dQ tile has the sum over the keys before this work tile.
+  __device__ __forceinline__ void wait_turn() {
+    now = next;
+    if (!now.come) wait_for_count(fused.turns + now.tile, now.turn);
     fence_global_proxy();
   }
   /// Adds the dQ tile of a stage. The first addition is a store, so that nothing has to be zeroed.
   __device__ __forceinline__ void add_dq(core::FusedSteps::State b) const {
     constexpr int kBytes = C::kDqFloats * static_cast<int>(sizeof(float));
-    float* const g_to = static_cast<float*>(this->params.call.dq_partials) + tile * C::kDqFloats;
+    float* const g_to =
+        static_cast<float*>(this->params.call.dq_partials) + now.tile * C::kDqFloats;
     const float* const s_from = this->s.dq[b.stage()];
-    if (turn == 0) {
+    if (now.turn == 0) {
       bulk_store(g_to, s_from, kBytes);
     } else {
       bulk_add(g_to, s_from, kBytes);
     }
     bulk_commit();
-    if (turn == 0 && this->has_fault(InjectedFault::dq_tile_twice)) {
+    if (now.turn == 0 && this->has_fault(InjectedFault::dq_tile_twice)) {
       bulk_wait();
       bulk_add(g_to, s_from, kBytes);
       bulk_commit();
     }
-    bulk_wait_read();
   }
+  __device__ __forceinline__ void wait_read() const { bulk_wait_read(); }
   /// Lets the next key tile add to the dQ tile.
   __device__ __forceinline__ void pass_turn() const {
     bulk_wait();
     fence_global_proxy();
-    set_count(fused.turns + tile, turn + 1);
+    set_count(fused.turns + now.tile, now.turn + 1);
   }
 };
 
