@@ -23,6 +23,11 @@ __device__ __forceinline__ void bulk_add(float* g_to, const float* s_from, int b
       : "memory");
 }
 
+/// Starts to read global memory into L2.
+__device__ __forceinline__ void prefetch_l2(const float* g_from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(g_from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

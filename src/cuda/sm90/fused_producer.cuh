@@ -70,8 +70,13 @@ struct DqTurn {
 
 template <typename C>
 struct FusedStoreThread : BwdRoleThread<C> {
+  static constexpr int kDqBytes = C::kDqFloats * static_cast<int>(sizeof(float));
   const FusedParams& fused;
   DqTurn now, next;
+
+  __device__ __forceinline__ float* sums_of(const DqTurn& at) const {
+    return static_cast<float*>(this->params.call.dq_partials) + at.tile * C::kDqFloats;
+  }
 
   /// Finds the turn of a step, and whether it has come.
   __device__ __forceinline__ void look_at_turn(BwdQueueState queue, const BwdStep& step) {
@@ -80,6 +85,7 @@ struct FusedStoreThread : BwdRoleThread<C> {
                                    work.seq.q_row, step.tile);
     next.turn = core::turn_of(work.seq.mask, work.seq.q_len, step.tile,
                               work.first_row / core::kFusedTileRows);
+    if (next.turn != 0) prefetch_l2(sums_of(next), kDqBytes);  // additions in L2 end early
     next.come = next.turn == 0 || count_is(fused.turns + next.tile, next.turn);
   }
   /// Waits until the dQ tile has the sum over the keys before this work tile.
@@ -90,19 +96,17 @@ struct FusedStoreThread : BwdRoleThread<C> {
   }
   /// Adds the dQ tile of a stage. The first addition is a store, so that nothing has to be zeroed.
   __device__ __forceinline__ void add_dq(core::FusedSteps::State b) const {
-    constexpr int kBytes = C::kDqFloats * static_cast<int>(sizeof(float));
-    float* const g_to =
-        static_cast<float*>(this->params.call.dq_partials) + now.tile * C::kDqFloats;
+    float* const g_to = sums_of(now);
     const float* const s_from = this->s.dq[b.stage()];
     if (now.turn == 0) {
-      bulk_store(g_to, s_from, kBytes);
+      bulk_store(g_to, s_from, kDqBytes);
     } else {
-      bulk_add(g_to, s_from, kBytes);
+      bulk_add(g_to, s_from, kDqBytes);
     }
     bulk_commit();
     if (now.turn == 0 && this->has_fault(InjectedFault::dq_tile_twice)) {
       bulk_wait();
-      bulk_add(g_to, s_from, kBytes);
+      bulk_add(g_to, s_from, kDqBytes);
       bulk_commit();
     }
   }
