@@ -1,8 +1,12 @@
 """attn_implementation="flashcore": tiny random models give the logits of "eager", with all masks."""
 
 import copy
+import json
 import os
+import subprocess
+import sys
 import unittest
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may be downloaded
 
@@ -325,6 +329,22 @@ class Models(Case):
                                  (dict(head_mask=sinks), "head_mask: is given")):
             with self.assertRaisesRegex(NotImplementedError, pattern):
                 integration.attend(torch.nn.Module(), q, k, v, None, **options)
+
+
+class Benchmark(unittest.TestCase):
+    def test_figures(self):
+        tree = Path(__file__).resolve().parents[2]
+        done = subprocess.run(
+            [sys.executable, tree / "bench" / "transformers_model.py", "--device", "cpu", "--size", "2", "16",
+             "--layers", "2", "--width", "64", "--heads", "4", "2", "--vocabulary", "64", "--rounds", "2", "--json"],
+            text=True, env={**os.environ, "PYTHONPATH": str(tree / "python")}, capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = json.loads(done.stdout)
+        self.assertEqual([one["case"] for one in found], ["train", "prefill", "decode"])
+        for one in found:
+            self.assertEqual((one["batch"], one["tokens"]), (2, 16))
+            self.assertLessEqual(one["lowest"], one["ratio"])
+        self.assertGreater(max(one["difference"] for one in found), 0)  # the two models use different kernels
 
 
 if __name__ == "__main__":
