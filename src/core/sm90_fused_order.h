@@ -13,15 +13,18 @@
 
 namespace flashcore::core {
 
+/// dQ sums of this size stay in an L2 cache of 50 MB beside the operands.
+inline constexpr std::int64_t kDqBytesInL2 = 32 << 20;
+
 /// KV heads of a section, if the dQ sums of one that are in use have `bytes`. Its work tiles begin
 /// with the first key tile of every head: CTAs that add to the dQ tiles of one head follow each
 /// other, fewer of them if a section has more heads. The sums should stay in L2. But a section
 /// needs two work tiles for each SM, because with a causal mask the tiles of a head differ in
 /// length.
 constexpr std::int32_t fused_section_heads(std::int64_t bytes, std::int32_t key_tiles) {
-  constexpr std::int64_t kBytes = 32 << 20, kMost = 8;
+  constexpr std::int64_t kMost = 8;
   constexpr std::int32_t kTiles = 256;
-  const std::int64_t fit = kBytes / (bytes > 0 ? bytes : 1);
+  const std::int64_t fit = kDqBytesInL2 / (bytes > 0 ? bytes : 1);
   const auto in_l2 = static_cast<std::int32_t>(fit < 1 ? 1 : fit < kMost ? fit : kMost);
   const std::int32_t least = key_tiles > 0 ? (kTiles + key_tiles - 1) / key_tiles : 1;
   return in_l2 > least ? in_l2 : least;

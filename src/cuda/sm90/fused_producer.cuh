@@ -85,7 +85,7 @@ struct FusedStoreThread : BwdRoleThread<C> {
                                    work.seq.q_row, step.tile);
     next.turn = core::turn_of(work.seq.mask, work.seq.q_len, step.tile,
                               work.first_row / core::kFusedTileRows);
-    if (next.turn != 0) prefetch_l2(sums_of(next), kDqBytes);  // additions in L2 end early
+    if (fused.reads_sums_ahead && next.turn != 0) prefetch_l2(sums_of(next), kDqBytes);
     next.come = next.turn == 0 || count_is(fused.turns + next.tile, next.turn);
   }
   /// Waits until the dQ tile has the sum over the keys before this work tile.

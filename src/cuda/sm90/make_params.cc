@@ -151,9 +151,10 @@ Status make_sm90_fused_params(const BackwardPlan& plan, const core::BackwardPara
   const core::AttentionParams& f = call.fwd;
   const bool masked = f.window_left >= 0 || f.window_right >= 0;
   const std::int64_t rows = std::int64_t{f.q_len} * std::max(call.group, 1) / (masked ? 2 : 1);
-  params.order = core::make_fused_order(
-      f.batch, f.kv_heads, call.k_tiles,
-      core::fused_section_heads(rows * plan.kernel->head_dim * 4, call.k_tiles));
+  const std::int64_t dq_bytes = rows * plan.kernel->head_dim * 4;
+  const std::int32_t heads = core::fused_section_heads(dq_bytes, call.k_tiles);
+  params.order = core::make_fused_order(f.batch, f.kv_heads, call.k_tiles, heads);
+  params.reads_sums_ahead = heads * dq_bytes > core::kDqBytesInL2;
   params.num_scheduled = params.order.tiles;
   params.turns = reinterpret_cast<std::uint32_t*>(static_cast<char*>(call.dq_partials) +
                                                   (plan.dq_turns_offset - plan.dq_partials_offset));
