@@ -40,29 +40,33 @@ struct Sm90BarrierRow {
 };
 
 /// Barrier           completed by                                waited on by
-/// q, k, v_full      producer, with the bytes of its TMA loads   consumers
-///                   (fp8 v: every transpose warp)
+/// q, k, v_full      producers, with the bytes of their loads    consumers
+///                   (q: the first; fp8 v: transpose warps)
 /// q, k, v_empty     every consumer warp (q: of the warpgroups   producer
 ///                   whose Q tiles were loaded together)         (fp8 v: transpose warps)
 /// tile_full         scheduler                                   all other roles
 /// tile_empty        all other roles                             scheduler
-/// tile_requested    producer                                    scheduler
+/// tile_requested    the first producer                          scheduler
 /// v_staging_full    producer, with the bytes of its TMA loads   transpose warps
 /// v_staging_empty   transpose warps                             producer
-constexpr Sm90BarrierRow sm90_barrier(const Sm90Traits& shape, Sm90Barrier barrier) {
+///
+/// Each of several producers arrives at every phase of k_full and v_full, even if it loads nothing
+/// of the tile: so none lags by two phases, which have the same parity.
+constexpr Sm90BarrierRow sm90_barrier(const Sm90Traits& shape, Sm90Barrier barrier,
+                                      int producers = 1) {
   const int consumer_warps = 4 * shape.consumers(), transposers = shape.transposers();
   const int together = shape.q_tiles_per_stage(), staging = shape.v_staging_stages();
   switch (barrier) {
     case Sm90Barrier::q_full: return {"q_full", shape.q_barriers(), 1, false};
     case Sm90Barrier::q_empty: return {"q_empty", shape.q_barriers(), 4 * together, true};
-    case Sm90Barrier::k_full: return {"k_full", shape.stages, 1, false};
+    case Sm90Barrier::k_full: return {"k_full", shape.stages, producers, false};
     case Sm90Barrier::k_empty: return {"k_empty", shape.stages, consumer_warps, true};
     case Sm90Barrier::v_full:
-      return {"v_full", shape.stages, shape.is_fp8() ? transposers : 1, false};
+      return {"v_full", shape.stages, shape.is_fp8() ? transposers : producers, false};
     case Sm90Barrier::v_empty: return {"v_empty", shape.stages, consumer_warps, true};
     case Sm90Barrier::tile_full: return {"tile_full", kTileSlots, 1, false};
     case Sm90Barrier::tile_empty:
-      return {"tile_empty", kTileSlots, consumer_warps + transposers + 1, true};
+      return {"tile_empty", kTileSlots, consumer_warps + transposers + producers, true};
     case Sm90Barrier::tile_requested: return {"tile_requested", 1, 1, false};
     case Sm90Barrier::v_staging_full: return {"v_staging_full", staging, 1, false};
     case Sm90Barrier::v_staging_empty: return {"v_staging_empty", staging, transposers, true};

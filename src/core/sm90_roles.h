@@ -3,7 +3,8 @@
 // and multiplies, the model's (tests/protocol) checks every access. Both run the same code.
 //
 //   scheduler   one thread: fetches work tiles and writes them to the tile queue
-//   producer    one warp: fills the Q, K and V pipelines by TMA
+//   producer    one warp, or several that share each K and V tile (pages): fills the pipelines.
+//               The first of them leads: it also loads Q, and asks the scheduler for tiles
 //   transposer  two warps (fp8): V from the staging buffer to the V pipeline
 //   consumer    warpgroups of four warps: mainloop and epilogue
 //
@@ -23,8 +24,8 @@ inline constexpr int kTilesAhead = 2;
 
 /// Arrival count of a barrier's mbarriers.
 FLASHCORE_HD constexpr int initial_arrivals(const Sm90Traits& shape, Sm90Barrier barrier,
-                                            bool too_few) {
-  const int arrivals = sm90_barrier(shape, barrier).arrivals;
+                                            int producers, bool too_few) {
+  const int arrivals = sm90_barrier(shape, barrier, producers).arrivals;
   return too_few && barrier == Sm90Barrier::k_empty ? arrivals - 1 : arrivals;
 }
 
@@ -63,12 +64,16 @@ FLASHCORE_ROLE void produce(Warp& warp) {
       k_state.advance();
     };
     const auto load_q = [&](int group, int end_group) {
+      if (!warp.leads()) return;
       FLASHCORE_LOOP
       for (; group < end_group; group += P::kQTilesPerBarrier) {
         const typename P::QStage q_stage{queue.count, group};
         warp.template wait<Sm90Barrier::q_empty>(q_stage.emptied());
         warp.load_q(queue, q_stage, group);
       }
+    };
+    const auto request_tile = [&] {
+      if (warp.leads()) warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
     };
     const std::int32_t end_tile = work.first_tile + work.tiles;
     // Slots that become free first are loaded first: those of Q tiles that need not wait for the
@@ -79,13 +84,9 @@ FLASHCORE_ROLE void produce(Warp& warp) {
     load_q(kFreeQStages, P::kConsumers);
     // K and V tiles follow in the order of use: Q K^T of a step is issued before P V of the
     // previous step.
-    if (work.tiles <= kTilesAhead) {
-      warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
-    }
+    if (work.tiles <= kTilesAhead) request_tile();
     for (std::int32_t tile = work.first_tile; tile < end_tile; ++tile) {
-      if (tile + 1 + kTilesAhead == end_tile) {
-        warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
-      }
+      if (tile + 1 + kTilesAhead == end_tile) request_tile();
       if (tile + 1 < end_tile) load_k(tile + 1);
       warp.template wait<P::kLoadedVEmpty>(v_state);
       warp.load_v(queue, v_state, tile);

@@ -29,6 +29,8 @@ struct Sm90Traits {
   constexpr int v_staging_stages() const { return is_fp8() ? 2 : 0; }
   constexpr int transposed_bytes() const { return head_dim * 128 * ((tile_k + 127) / 128); }
   constexpr int transposers() const { return is_fp8() ? 2 : 0; }  // warps
+  /// Warps that load paged K and V: those of the producer warpgroup that have no other role.
+  constexpr int page_producers() const { return is_fp8() ? 1 : 3; }
   constexpr int kv_bytes() const {
     return stages * (tile_bytes(tile_k) + (is_fp8() ? transposed_bytes() : tile_bytes(tile_k))) +
            v_staging_stages() * tile_bytes(tile_k);

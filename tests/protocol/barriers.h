@@ -129,13 +129,17 @@ class Slot {
   void end_write() {
     if (--writers_ == 0) content_ = coming_;
   }
-  /// One of several writers of a tile writes its share.
-  void write_part(Fibers& fibers, const Tag& tag, int writers) {
+  /// One of several writers of a tile begins. All of them tell the number of writers.
+  void begin_share(const Tag& tag, int writers) {
     if (writers_ == 0) {
       begin_write(tag, writers);
     } else if (coming_ != tag) {
       throw Violation{name_ + " is written for " + to_string(tag) + " and " + to_string(coming_)};
     }
+  }
+  /// One of several writers of a tile writes its share.
+  void write_part(Fibers& fibers, const Tag& tag, int writers) {
+    begin_share(tag, writers);
     fibers.may_pause();
     end_write();
   }

@@ -34,7 +34,7 @@ inline std::vector<Slot> make_slots(const char* name, int count) {
 /// Shared memory of a CTA.
 template <core::Sm90Traits kShape>
 struct ModelCta {
-  static constexpr int kReaders = 4 * kShape.consumers() + kShape.transposers() + 1;
+  static constexpr int kBoxBytes = 64;
 
   Launch& launch;
   Fibers& fibers;
@@ -49,15 +49,16 @@ struct ModelCta {
   std::vector<Slot> v = make_slots("V", kShape.stages);
   std::vector<Slot> v_staging = make_slots("staged V", kShape.v_staging_stages());
 
-  ModelCta(Launch& launch_, InjectedFault fault_, std::int32_t cta_index_)
+  /// counted_producers: warps that the barriers expect.
+  ModelCta(Launch& launch_, InjectedFault fault_, std::int32_t cta_index_, int counted_producers)
       : launch(launch_), fibers(launch_.fibers()), fault(fault_), cta_index(cta_index_) {
     for (int i = 0; i < core::kSm90Barriers; ++i) {
       const auto barrier = static_cast<Sm90Barrier>(i);
-      const core::Sm90BarrierRow row = core::sm90_barrier(kShape, barrier);
+      const core::Sm90BarrierRow row = core::sm90_barrier(kShape, barrier, counted_producers);
       for (int slot = 0; slot < row.slots; ++slot) {
-        mbarriers.emplace_back(
-            std::string(row.name) + "[" + std::to_string(slot) + "]",
-            core::initial_arrivals(kShape, barrier, fault == InjectedFault::arrivals_too_few));
+        mbarriers.emplace_back(std::string(row.name) + "[" + std::to_string(slot) + "]",
+                               core::initial_arrivals(kShape, barrier, counted_producers,
+                                                      fault == InjectedFault::arrivals_too_few));
       }
     }
     for (int group = 0; group < kShape.consumers(); ++group) {
@@ -67,8 +68,11 @@ struct ModelCta {
       named[index(core::v_tail_barrier(group))] = {"V tail of warpgroup " + std::to_string(group),
                                                    core::kVTailThreads};
     }
-    released.resize(kReaders);
+    released.resize(
+        static_cast<std::size_t>(4 * kShape.consumers() + kShape.transposers() + producers()));
   }
+
+  int producers() const { return launch.problem().producers; }
 
   Mbarrier& mbarrier(Sm90Barrier barrier, std::uint32_t slot) {
     return mbarriers[static_cast<std::size_t>(core::first_mbarrier(kShape, barrier)) + slot];
@@ -77,16 +81,32 @@ struct ModelCta {
   /// A TMA load into a slot, as two boxes that arrive at random later times.
   void copy(Slot& slot, const Tag& tag, Sm90Barrier full, std::uint32_t stage, bool arrives = true,
             int tiles = 1) {
-    constexpr int kBoxes = 2, kBoxBytes = 64;
+    constexpr int kBoxes = 2;
     Mbarrier& barrier = mbarrier(full, stage);
     if (arrives) barrier.arrive(fibers, kBoxes * kBoxBytes * tiles);
     slot.begin_write(tag, kBoxes);
-    for (int box = 0; box < kBoxes; ++box) {
-      fibers.later([&slot, &barrier] {
-        slot.end_write();
-        barrier.complete_bytes(kBoxBytes);
-      });
+    for (int box = 0; box < kBoxes; ++box) end_later(slot, barrier);
+  }
+
+  /// One producer's boxes of a KV tile of one to four boxes: it may have none.
+  void copy_share(Slot& slot, const Tag& tag, Sm90Barrier full, std::uint32_t stage, int rank) {
+    const int boxes = 1 + static_cast<int>(tag.work_tile + tag.tile) % 4;
+    const int own = (boxes - rank + producers() - 1) / producers();
+    Mbarrier& barrier = mbarrier(full, stage);
+    barrier.arrive(fibers, std::int64_t{own} * kBoxBytes);
+    for (int box = 0; box < own; ++box) {
+      fibers.may_pause();
+      slot.begin_share(tag, boxes);
+      end_later(slot, barrier);
     }
+  }
+
+ private:
+  void end_later(Slot& slot, Mbarrier& barrier) {
+    fibers.later([&slot, &barrier] {
+      slot.end_write();
+      barrier.complete_bytes(kBoxBytes);
+    });
   }
 };
 
@@ -171,6 +191,9 @@ struct ModelScheduler : ModelWarp<kShape> {
 template <core::Sm90Traits kShape>
 struct ModelProducer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
+  int rank;
+
+  bool leads() const { return rank == 0; }
 
   void load_q(TileQueueState state, typename Pipeline::QStage q_stage, int group) {
     for (int i = 0; i < Pipeline::kQTilesPerBarrier; ++i) {
@@ -180,13 +203,13 @@ struct ModelProducer : ModelWarp<kShape> {
     }
   }
   void load_k(TileQueueState state, typename Pipeline::KvState keys, std::int32_t tile) {
-    this->cta.copy(this->cta.k[keys.stage()], {this->work(state).serial, tile}, Sm90Barrier::k_full,
-                   keys.stage());
+    this->cta.copy_share(this->cta.k[keys.stage()], {this->work(state).serial, tile},
+                         Sm90Barrier::k_full, keys.stage(), rank);
   }
   void load_v(TileQueueState state, typename Pipeline::LoadedVState values, std::int32_t tile) {
     std::vector<Slot>& slots = Pipeline::kFp8 ? this->cta.v_staging : this->cta.v;
-    this->cta.copy(slots[values.stage()], {this->work(state).serial, tile}, Pipeline::kLoadedVFull,
-                   values.stage());
+    this->cta.copy_share(slots[values.stage()], {this->work(state).serial, tile},
+                         Pipeline::kLoadedVFull, values.stage(), rank);
   }
 };
 
@@ -317,25 +340,30 @@ struct ModelConsumer : ModelWarp<kShape> {
   }
 };
 
-/// Runs a launch to its end. Throws Violation.
+/// Runs a launch to its end. Throws Violation. uncounted: producers that no barrier expects.
 template <core::Sm90Traits kShape>
-void run_model(const ModelProblem& problem, InjectedFault fault, std::uint64_t seed) {
+void run_model(const ModelProblem& problem, InjectedFault fault, std::uint64_t seed,
+               int uncounted = 0) {
   Fibers fibers(seed);
   Launch launch(problem, fibers);
   std::deque<ModelCta<kShape>> ctas;
   for (std::int32_t cta_index = 0; cta_index < std::min(problem.num_ctas, problem.num_scheduled());
        ++cta_index) {
-    ModelCta<kShape>& cta = ctas.emplace_back(launch, fault, cta_index);
+    ModelCta<kShape>& cta =
+        ctas.emplace_back(launch, fault, cta_index, problem.producers - uncounted);
     const std::string name = "CTA " + std::to_string(cta_index) + " ";
     fibers.add(name + "scheduler", [&cta] {
       ModelScheduler<kShape> warp{{cta}};
       core::schedule_tiles(warp);
     });
-    int reader = 0;
-    fibers.add(name + "producer", [&cta, reader] {
-      ModelProducer<kShape> warp{{cta, reader}};
-      core::produce(warp);
-    });
+    int reader = -1;
+    for (int rank = 0; rank < problem.producers; ++rank) {
+      ++reader;
+      fibers.add(name + "producer " + std::to_string(rank), [&cta, reader, rank] {
+        ModelProducer<kShape> warp{{cta, reader}, rank};
+        core::produce(warp);
+      });
+    }
     for (int i = 0; i < kShape.transposers(); ++i) {
       ++reader;
       fibers.add(name + "transposer " + std::to_string(i), [&cta, reader] {

@@ -25,6 +25,7 @@ struct ModelProblem {
   core::PackGqa heads{};
   core::TailSplit tail;
   std::int32_t num_ctas;
+  int producers;    // warps; several for paged KV
   bool dirty_tail;  // V rows past the last key are zero-filled
 
   std::int32_t num_scheduled() const { return core::num_scheduled(order, tail); }

@@ -18,8 +18,9 @@ namespace {
 /// The shape of a kernel, and a function that runs a random problem on its model.
 struct Model {
   core::Sm90Traits shape;
-  std::function<void(std::uint64_t seed, InjectedFault fault)> run;
+  std::function<void(std::uint64_t seed, InjectedFault fault, int uncounted)> run;
 
+  bool has_several_producers() const { return shape.page_producers() > 1; }
   bool has_several_warpgroups() const { return shape.consumers() > 1; }
   bool has_ping_pong() const {
     return core::schedule_for(shape.is_fp8(), shape.head_dim, shape.tile_q, shape.tile_k).ping_pong;
@@ -27,10 +28,10 @@ struct Model {
 };
 
 template <core::Sm90Traits kShape>
-void draw_and_run(std::uint64_t seed, InjectedFault fault) {
+void draw_and_run(std::uint64_t seed, InjectedFault fault, int uncounted) {
   const ModelProblem problem = draw_problem(kShape, seed);
   try {
-    run_model<kShape>(problem, fault, seed);
+    run_model<kShape>(problem, fault, seed, problem.producers > 1 ? uncounted : 0);
   } catch (const Violation& violation) {
     throw Violation{violation.message + "\nseed " + std::to_string(seed) + ", " +
                     to_string(problem)};
@@ -70,7 +71,7 @@ TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
   for (const auto& [name, model] : models()) {
     for (std::uint64_t seed = 0; seed < kProblems; ++seed) {
       try {
-        model.run(seed, InjectedFault::none);
+        model.run(seed, InjectedFault::none, 0);
       } catch (const Violation& violation) {
         FAIL() << name << ": " << violation.message;
       }
@@ -79,10 +80,10 @@ TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
 }
 
 /// The violation of the first problem that shows a fault, or an empty text.
-std::string find_fault(const Model& model, InjectedFault fault) {
+std::string find_fault(const Model& model, InjectedFault fault, int uncounted) {
   for (std::uint64_t seed = 0; seed < kFaultProblems; ++seed) {
     try {
-      model.run(seed, fault);
+      model.run(seed, fault, uncounted);
     } catch (const Violation& violation) {
       return violation.message;
     }
@@ -91,11 +92,12 @@ std::string find_fault(const Model& model, InjectedFault fault) {
 }
 
 /// Expects a violation in every shape for which has(model) is true. Prints the first violation.
-void expect_found(InjectedFault fault, const std::function<bool(const Model&)>& has) {
+void expect_found(InjectedFault fault, const std::function<bool(const Model&)>& has,
+                  int uncounted = 0) {
   int shapes = 0;
   for (const auto& [name, model] : models()) {
     if (!has(model)) continue;
-    const std::string found = find_fault(model, fault);
+    const std::string found = find_fault(model, fault, uncounted);
     EXPECT_NE(found, "") << name;
     if (shapes++ == 0) std::printf("%s: %s\n", name.c_str(), found.c_str());
   }
@@ -114,6 +116,10 @@ TEST(Sm90Protocol, FindsASkippedPingPongTurn) {
 }
 TEST(Sm90Protocol, FindsAStageReleasedTwice) {
   expect_found(InjectedFault::stage_released_twice, any);
+}
+
+TEST(Sm90Protocol, FindsAProducerThatNoBarrierExpects) {
+  expect_found(InjectedFault::none, &Model::has_several_producers, 1);
 }
 
 // The hardware has 16 named barriers. __syncthreads uses barrier 0.

@@ -9,7 +9,7 @@
 namespace flashcore::cuda::sm90 {
 
 template <typename C>
-__device__ __forceinline__ void init_barriers(SharedStorage<C>& s, bool too_few) {
+__device__ __forceinline__ void init_barriers(SharedStorage<C>& s, int producers, bool too_few) {
   constexpr core::Sm90Traits kShape = C::kShape;
   int next = 0;
 #pragma unroll
@@ -18,7 +18,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& s, bool too_few)
     const int slots = core::sm90_barrier(kShape, barrier).slots;
 #pragma unroll
     for (int slot = 0; slot < slots; ++slot) {
-      init_barrier(s.barriers[next++], core::initial_arrivals(kShape, barrier, too_few));
+      init_barrier(s.barriers[next++], core::initial_arrivals(kShape, barrier, producers, too_few));
     }
   }
   fence_barrier_init();

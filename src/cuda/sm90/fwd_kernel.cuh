@@ -10,7 +10,8 @@
 //
 //   role        threads                       registers   file
 //   scheduler   thread 32 of warpgroup 0      40 (32)     scheduler.cuh: fetches work tiles
-//   producer    thread 0; for pages, warp 0   40 (32)     producer.cuh: fills the pipelines by TMA
+//   producer    thread 0                      40 (32)     producer.cuh: fills the pipelines by TMA
+//               pages: warps 0, 2, 3 (fp8: 0) 40 (32)     paged_producer.cuh
 //   transposer  warps 2, 3 of warpgroup 0     40 (32)     transpose_v.cuh: fp8 V
 //   consumer    2 (3) warpgroups, 64 rows each 232 (160)  mainloop.cuh, mainloop_fp8.cuh,
 //                                                         score.cuh, softmax.cuh, epilogue.cuh
@@ -29,21 +30,34 @@
 #include "cuda/primitives/pdl.cuh"
 #include "cuda/sm90/mainloop.cuh"
 #include "cuda/sm90/mainloop_fp8.cuh"
+#include "cuda/sm90/paged_producer.cuh"
 #include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/scheduler.cuh"
 #include "cuda/sm90/transpose_v.cuh"
 
 namespace flashcore::cuda::sm90 {
 
-template <typename C, bool kPaged>
+__device__ __forceinline__ void prefetch_tensor_maps(const Params& params) {
+  prefetch_tensor_map(params.q);
+  prefetch_tensor_map(params.k);
+  prefetch_tensor_map(params.v);
+}
+
+/// Called by thread 0.
+template <typename C>
 __device__ __forceinline__ void produce(SharedStorage<C>& s, const Params& params) {
-  if (threadIdx.x == 0) {
-    prefetch_tensor_map(params.q);
-    prefetch_tensor_map(params.k);
-    prefetch_tensor_map(params.v);
-  }
+  prefetch_tensor_maps(params);
   pdl_wait();
-  Producer<C, kPaged> producer(s, params);
+  Producer<C> producer{{{s, params}}};
+  core::produce(producer);
+}
+
+/// Called by the warps with a rank >= 0.
+template <typename C>
+__device__ __forceinline__ void produce_pages(SharedStorage<C>& s, const Params& params, int rank) {
+  if (threadIdx.x == 0) prefetch_tensor_maps(params);
+  pdl_wait();
+  PagedProducer<C> producer(s, params, rank);
   core::produce(producer);
 }
 
@@ -85,14 +99,19 @@ __device__ __forceinline__ void run_cta(const Params& params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
   pdl_launch_dependents();
-  if (threadIdx.x == 0) init_barriers<C>(s, params.call.fault.is(InjectedFault::arrivals_too_few));
+  const bool paged = kEntry != KernelEntry::plain && params.call.pages.table != nullptr;
+  if (threadIdx.x == 0) {
+    init_barriers<C>(s, paged ? C::kPageProducers : 1,
+                     params.call.fault.is(InjectedFault::arrivals_too_few));
+  }
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kProducerRegisters>();
-    if (kEntry != KernelEntry::plain && params.call.pages.table != nullptr) {
-      if (threadIdx.x < 32) produce<C, true>(s, params);
-    } else {
-      if (threadIdx.x == 0) produce<C, false>(s, params);
+    if (paged) {
+      const int rank = page_producer_rank<C>();
+      if (rank >= 0) produce_pages(s, params, rank);
+    } else if (threadIdx.x == 0) {
+      produce(s, params);
     }
     if (threadIdx.x == 32) {
       pdl_wait();

@@ -36,7 +36,7 @@ constexpr double kScoreOfThree = 0.09;
 constexpr double kFp8Step = 950;
 constexpr double kFp8Score = 0.043;
 constexpr double kFp8Gemm = 0.97;
-constexpr double kPageBox = 50;  // per TMA box of a page; the producer issues them one by one
+constexpr double kPageBox = 50;  // per TMA box of a page; a warp issues them one by one
 // Softcap: a step with polynomials in the exponents, and one with the formula.
 constexpr double kPolynomialCap = 1.35;
 constexpr double kFormulaCap = 1.8;
@@ -116,14 +116,15 @@ TileCycles tile_cycles(const KernelInfo& kernel) noexcept {
   return {kTile + gemms, step, kUnaligned};
 }
 
-/// Cycles in which the producer issues the boxes of a step's paged K and V.
+/// Cycles in which the producers issue the boxes of a step's paged K and V.
 double page_cycles(const KernelInfo& kernel, const Problem& problem) noexcept {
   if (problem.page_size == 0) return 0;
   const int rows_log2 =
       core::page_box_log2(static_cast<std::int32_t>(problem.page_size), kernel.tile_k);
   const core::Sm90Traits shape = sm90_shape(kernel);
   const int panels = shape.tile_bytes(1) / core::kPanelRowBytes;
-  return kPageBox * 2 * panels * (kernel.tile_k >> rows_log2);
+  const std::int64_t boxes = ceil_div(kernel.tile_k >> rows_log2, shape.page_producers());
+  return kPageBox * 2 * panels * static_cast<double>(boxes);
 }
 
 /// The factor of a step with a bias (cuda/sm90/bias.cuh).
