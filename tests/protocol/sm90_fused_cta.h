@@ -248,7 +248,6 @@ struct FusedModelStore : FusedModelWarp {
     cta.fibers.may_pause();
     cta.launch.turns[now.tile] = now.turn + 1;
   }
-
 };
 
 /// A consumer warp. Registers hold tags: the steps of S and dP, and those that the sums contain.
