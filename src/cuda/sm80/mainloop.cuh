@@ -6,6 +6,7 @@
 #include "cuda/sm80/epilogue.cuh"
 #include "cuda/sm80/load.cuh"
 #include "cuda/sm80/mma.cuh"
+#include "cuda/sm80/plain_steps.cuh"
 #include "cuda/sm80/score.cuh"
 #include "cuda/sm80/softmax.cuh"
 
@@ -63,6 +64,24 @@ __device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_
   }
 }
 
+/// Waits for K of a step. The first step also waits for Q; later ones request V of the tile that
+/// the stage before theirs gets.
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void begin_step(SharedStorage<C>& s, const AttentionParams& p,
+                                           QFragments<C, kFastPath>& q, int stage,
+                                           std::int32_t tile, bool is_first) {
+  if (is_first) {
+    cp_async_wait<2 * C::kStages - 1>();
+    __syncthreads();  // other warps have loaded Q too
+    load_q_fragments<C, kFastPath>(q, s);
+  } else {
+    cp_async_wait<2 * C::kStages - 2>();
+    sync_tile<C>();
+    const int last_stage = stage == 0 ? C::kStages - 1 : stage - 1;
+    load_v<C, kFastPath>(s, p, s.work, last_stage, tile + (C::kStages - 1) * C::kTileK);
+  }
+}
+
 /// begin: first key of the first KV tile.
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionParams& p,
@@ -76,20 +95,21 @@ __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionPar
     row_stats.of[m][0] = row_stats.of[m][1] = {core::negative_infinity<float>(), 0.f};
   }
   int stage = 0;
+  std::int32_t tile = begin;
 #pragma unroll 1
-  for (std::int32_t tile = begin; tile < s.work.visible.end; tile += C::kTileK) {
+  while (tile < s.work.visible.end) {
     MaskBits<C> bits;
     load_early_mask<C, kFastPath>(bits, s, p, tile);
-    // The general path has no register for `begin`.
-    if (kFastPath ? tile == begin : tile <= s.work.visible.begin) {
-      cp_async_wait<2 * C::kStages - 1>();
-      __syncthreads();  // other warps have loaded Q too
-      load_q_fragments<C, kFastPath>(q, s);
-    } else {
-      cp_async_wait<2 * C::kStages - 2>();
-      sync_tile<C>();
-      const int last_stage = stage == 0 ? C::kStages - 1 : stage - 1;
-      load_v<C, kFastPath>(s, p, s.work, last_stage, tile + (C::kStages - 1) * C::kTileK);
+    // Large tiles and the general path have no register for `begin`.
+    const bool is_first = kFastPath && !C::kLargeTile ? tile == begin
+                                                      : tile <= s.work.visible.begin;
+    begin_step<C, kFastPath>(s, p, q, stage, tile, is_first);
+    if constexpr (C::template kHasPlainSteps<kFastPath>) {
+      if (tile >= s.work.fully_visible.begin && tile < s.plain_end) {
+        tile = run_plain_steps<C>(s, p, acc_o, tile);
+        continue;
+      }
+      bits = {};  // or ptxas would keep them through the plain steps
     }
 #pragma unroll 1
     for (int n = 0; n < C::kWarpKeys; n += kKeys) {
@@ -97,6 +117,7 @@ __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionPar
       mainloop_step<C, kFastPath, kKeys>(s, acc_o, q, p, t, s.warp_keys[t.warp_m], bits, stage,
                                          tile, n);
     }
+    tile += C::kTileK;
     stage = stage == C::kStages - 1 ? 0 : stage + 1;
   }
   cp_async_wait<0>();

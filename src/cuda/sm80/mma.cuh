@@ -7,6 +7,7 @@
 // from accumulator to B operand.
 #pragma once
 
+#include "cuda/primitives/compiler.cuh"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/memory.cuh"
 #include "cuda/primitives/mma.cuh"
@@ -133,29 +134,37 @@ __device__ __forceinline__ void pack_p(std::uint32_t (&p_frag)[C::kRowTiles][4],
   }
 }
 
+/// The n-th 16 keys of O += P V. s_v: address of the lane's row and chunk for the first 16 keys.
+template <typename C, int kKeys>
+__device__ __forceinline__ void gemm_pv_step(AccO<C>& acc_o, const AccS<C, kKeys>& p,
+                                             std::uint32_t s_v, int step) {
+  using T = typename C::Element;
+  using Tile = typename C::KeyTile;
+  std::uint32_t p_frag[C::kRowTiles][4];
+  pack_p<C, kKeys>(p_frag, p, step);
+#pragma unroll
+  for (int n = 0; n < C::kColumnTiles; n += 2) {
+    std::uint32_t v[4];
+    ldmatrix_x4_trans(v, Tile::advance_rows8(Tile::advance_k(s_v, n / 2), 2 * step));
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      mma_m16n8k16<T>(acc_o[m][n], p_frag[m], v[0], v[1]);
+      mma_m16n8k16<T>(acc_o[m][n + 1], p_frag[m], v[2], v[3]);
+    }
+  }
+}
+
 /// O += P V: [warp_rows, head_dim] += [warp_rows, kKeys] x [kKeys, head_dim].
 template <typename C, int kKeys>
 __device__ __forceinline__ void gemm_pv(AccO<C>& acc_o, const AccS<C, kKeys>& p,
                                         const typename C::Element* s_values, int s_key,
                                         const Thread<C>& t) {
-  using T = typename C::Element;
-  using Tile = typename C::KeyTile;
   const core::Coordinate b = core::ldmatrix_b_trans(t.lane);
-  const std::uint32_t s_v = shared_address(s_values) + Tile::offset(s_key + b.row, b.column);
+  const std::uint32_t s_v =
+      shared_address(s_values) + C::KeyTile::offset(s_key + b.row, b.column);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
-    std::uint32_t p_frag[C::kRowTiles][4];
-    pack_p<C, kKeys>(p_frag, p, step);
-#pragma unroll
-    for (int n = 0; n < C::kColumnTiles; n += 2) {
-      std::uint32_t v[4];
-      ldmatrix_x4_trans(v, Tile::advance_rows8(Tile::advance_k(s_v, n / 2), 2 * step));
-#pragma unroll
-      for (int m = 0; m < C::kRowTiles; ++m) {
-        mma_m16n8k16<T>(acc_o[m][n], p_frag[m], v[0], v[1]);
-        mma_m16n8k16<T>(acc_o[m][n + 1], p_frag[m], v[2], v[3]);
-      }
-    }
+    gemm_pv_step<C, kKeys>(acc_o, p, s_v, step);
   }
 }
 

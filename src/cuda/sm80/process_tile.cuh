@@ -51,7 +51,10 @@ __device__ __forceinline__ void process_tile(SharedStorage<C>& s, const Attentio
     load_paired_q<C, kFastPath>(s, p, work, scales.row);
     store_scales<C>(s, scales, p, work);
   }
-  if (threadIdx.x == 0) s.work = work;
+  if (threadIdx.x == 0) {
+    s.work = work;
+    if constexpr (C::template kHasPlainSteps<kFastPath>) s.plain_end = plain_end<C>(p, work);
+  }
   if (work.split == 0 && work.kv_head == 0 && work.first_row == 0) {
     report_pages(p, work.seq, work.b, threadIdx.x, C::kThreads);
   }

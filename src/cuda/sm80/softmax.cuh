@@ -60,18 +60,18 @@ __device__ __forceinline__ void exponentiate(AccS<C, kKeys>& acc_s, RowStats<C>&
   }
 }
 
-/// P = softmax(S) in place of S, unnormalized: [warp_rows, kKeys]. Updates the row statistics and
-/// rescales O if a row maximum has grown enough.
-template <typename C, bool kFastPath, int kKeys>
-__device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& acc_o,
-                                               RowStats<C>& row_stats, float unit_log2,
-                                               const AttentionParams& p) {
-  const bool fused = !has_scaled_scores<kFastPath>(p);
-  // True if a row keeps its maximum although `max` is larger.
-  const auto keeps_max = [&](float max, const core::SoftmaxState<float>& state) {
-    return (max - state.max) * unit_log2 <= kRescaleThresholdLog2;
-  };
-  float max[C::kRowTiles][2];  // of the thread's own scores
+/// True if a row keeps its maximum although `max` is larger.
+__device__ __forceinline__ bool keeps_max(float max, const core::SoftmaxState<float>& state,
+                                          float unit_log2) {
+  return (max - state.max) * unit_log2 <= kRescaleThresholdLog2;
+}
+
+/// The maxima of the thread's own scores and of its rows' statistics. Returns true if all its rows
+/// keep theirs.
+template <typename C, int kKeys>
+__device__ __forceinline__ bool own_maxima(float (&max)[C::kRowTiles][2],
+                                           const AccS<C, kKeys>& acc_s,
+                                           const RowStats<C>& row_stats, float unit_log2) {
   bool all_keep = true;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -83,31 +83,51 @@ __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& a
         max[m][half] = max_ignore_nan(max[m][half], acc_s[m][n][C::reg_of(half, 0)]);
         max[m][half] = max_ignore_nan(max[m][half], acc_s[m][n][C::reg_of(half, 1)]);
       }
-      all_keep = all_keep && keeps_max(max[m][half], row_stats.of[m][half]);
+      all_keep = all_keep && keeps_max(max[m][half], row_stats.of[m][half], unit_log2);
     }
   }
-  // One branch for all rows of the warp. Most steps skip it, and with it the row reductions.
-  if (!__all_sync(0xffffffffu, all_keep)) {
+  return all_keep;
+}
+
+/// Rescales O and the sums of rows whose maximum has grown enough.
+template <typename C>
+__device__ __forceinline__ void rescale_rows(const float (&max)[C::kRowTiles][2], AccO<C>& acc_o,
+                                             RowStats<C>& row_stats, float unit_log2, bool fused,
+                                             const AttentionParams& p) {
 #pragma unroll
-    for (int m = 0; m < C::kRowTiles; ++m) {
+  for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        core::SoftmaxState<float>& state = row_stats.of[m][half];
-        const float row_max = row_reduce_max<C>(max[m][half]);
-        const float before = state.max;
-        if (!keeps_max(row_max, state)) state.max = row_max;
-        const float rescale =
-            p.fault.is(InjectedFault::rescale_forgotten)
-                ? 1.f
-                : rescale_of(before, core::softmax_base(state.max), unit_log2, fused);
-        state.sum *= rescale;
+    for (int half = 0; half < 2; ++half) {
+      core::SoftmaxState<float>& state = row_stats.of[m][half];
+      const float row_max = row_reduce_max<C>(max[m][half]);
+      const float before = state.max;
+      if (!keeps_max(row_max, state, unit_log2)) state.max = row_max;
+      const float rescale =
+          p.fault.is(InjectedFault::rescale_forgotten)
+              ? 1.f
+              : rescale_of(before, core::softmax_base(state.max), unit_log2, fused);
+      state.sum *= rescale;
 #pragma unroll
-        for (int n = 0; n < C::kColumnTiles; ++n) {
+      for (int n = 0; n < C::kColumnTiles; ++n) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) acc_o[m][n][C::reg_of(half, i)] *= rescale;
-        }
+        for (int i = 0; i < 2; ++i) acc_o[m][n][C::reg_of(half, i)] *= rescale;
       }
     }
+  }
+}
+
+/// P = softmax(S) in place of S, unnormalized: [warp_rows, kKeys]. Updates the row statistics and
+/// rescales O if a row maximum has grown enough.
+template <typename C, bool kFastPath, int kKeys>
+__device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& acc_o,
+                                               RowStats<C>& row_stats, float unit_log2,
+                                               const AttentionParams& p) {
+  const bool fused = !has_scaled_scores<kFastPath>(p);
+  float max[C::kRowTiles][2];
+  const bool all_keep = own_maxima<C, kKeys>(max, acc_s, row_stats, unit_log2);
+  // One branch for all rows of the warp. Most steps skip it, and with it the row reductions.
+  if (!__all_sync(0xffffffffu, all_keep)) {
+    rescale_rows<C>(max, acc_o, row_stats, unit_log2, fused, p);
   }
   exponentiate<C, kKeys>(acc_s, row_stats, unit_log2, fused);
 }
