@@ -93,10 +93,16 @@ TEST_F(PagedKvOnGpu, SameBitsAsContiguousKv) {
     if (kernel.head_dim == kDim && require(device_info(kGpu)).compute_capability == 90)
       tested.push_back(kernel.id);
   }
+  // Steps of large tiles differ for pages of 16 keys and more, a power of two, and other pages.
+  for (const KernelInfo& kernel :
+       kernels_of(Operation::fwd, Family::sm80, Inputs::native, DType::bf16)) {
+    if (kernel.head_dim == kDim && kernel.tile_q >= 128) tested.push_back(kernel.id);
+  }
   for (const char* kernel : tested) {
     const bool hopper = kernel != nullptr && find_kernel(kernel)->family == Family::sm90;
+    const bool prefill = hopper || (kernel != nullptr && find_kernel(kernel)->tile_q >= 128);
     for (const std::int64_t q_len : {1, 70, 300}) {
-      if (q_len > 70 && !hopper) continue;  // the planner may choose by layout
+      if (q_len > 70 && !prefill) continue;  // the planner may choose by layout
       const DeviceBuffer q(random_bf16(kBatch * kQHeads * q_len * kDim, 1));
       const DeviceBuffer out(random_bf16(kBatch * kQHeads * q_len * kDim, 1));
       for (const int splits : {0, 1, 3}) {
