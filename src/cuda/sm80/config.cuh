@@ -74,8 +74,8 @@ struct Config {
   static constexpr bool kReadsMask = !kFastPath || kLargeTile;
   /// True if the path has steps for tiles without masks (plain_steps.cuh).
   template <bool kFastPath>
-  static constexpr bool kHasPlainSteps = kFastPath && kLargeTile && !kKv8 && !kQInRegisters &&
-                                         kWarpsN == 1 && kStages == 1;
+  static constexpr bool kHasPlainSteps =
+      kLargeTile&& kFastPath && !kKv8 && !kQInRegisters && kWarpsN == 1 && kStages == 1;
   static constexpr int kMinCtas = kShape.blocks_per_sm();  // per SM
   using QueryTile = core::SwizzledTile<kTileQ, kHeadDim>;
   // K and V in units of 16 bits: two 8-bit elements are one unit.
@@ -153,7 +153,7 @@ struct alignas(128) SharedStorage : Kv8Scales<C> {
   float slopes[C::kTileQ];                              // [tile_q], if the call has ALiBi slopes
   WorkTile work;
   std::int32_t plain_end;  // no plain step begins here or behind (plain_steps.cuh)
-  bool last;  // this CTA is the last of the work tile
+  bool last;               // this CTA is the last of the work tile
 };
 
 /// A thread's position in its CTA and in the fragments of its warp.

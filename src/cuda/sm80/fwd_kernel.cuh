@@ -18,8 +18,8 @@
 //
 //   phase      file
 //   prologue   work_tile.cuh, load.cuh, load_kv8.cuh (Q and scales of 8-bit K/V)
-//   mainloop   mainloop.cuh, mainloop_swap_ab.cuh (up to 8 rows); mma.cuh, dequant.cuh (8-bit K/V),
-//              score.cuh, softmax.cuh
+//   mainloop   mainloop.cuh, plain_steps.cuh (no masks), mainloop_swap_ab.cuh (up to 8 rows);
+//              mma.cuh, dequant.cuh (8-bit K/V), score.cuh, softmax.cuh
 //   epilogue   epilogue.cuh, output.cuh
 //   split-KV   combine.cuh (last CTA, through the workspace), cluster_combine.cuh (CTAs of a
 //              cluster), cluster_combine_warps.cuh (warps of a cluster). The roles are templates in

@@ -100,9 +100,10 @@ __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionPar
   while (tile < s.work.visible.end) {
     MaskBits<C> bits;
     load_early_mask<C, kFastPath>(bits, s, p, tile);
-    // Large tiles and the general path have no register for `begin`.
-    const bool is_first = kFastPath && !C::kLargeTile ? tile == begin
-                                                      : tile <= s.work.visible.begin;
+    // Not every path has a register for `begin`.
+    const bool is_first = kFastPath && !C::template kHasPlainSteps<kFastPath>
+                              ? tile == begin
+                              : tile <= s.work.visible.begin;
     begin_step<C, kFastPath>(s, p, q, stage, tile, is_first);
     if constexpr (C::template kHasPlainSteps<kFastPath>) {
       if (tile >= s.work.fully_visible.begin && tile < s.plain_end) {

@@ -7,7 +7,6 @@
 // from accumulator to B operand.
 #pragma once
 
-#include "cuda/primitives/compiler.cuh"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/memory.cuh"
 #include "cuda/primitives/mma.cuh"
@@ -160,8 +159,7 @@ __device__ __forceinline__ void gemm_pv(AccO<C>& acc_o, const AccS<C, kKeys>& p,
                                         const typename C::Element* s_values, int s_key,
                                         const Thread<C>& t) {
   const core::Coordinate b = core::ldmatrix_b_trans(t.lane);
-  const std::uint32_t s_v =
-      shared_address(s_values) + C::KeyTile::offset(s_key + b.row, b.column);
+  const std::uint32_t s_v = shared_address(s_values) + C::KeyTile::offset(s_key + b.row, b.column);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
     gemm_pv_step<C, kKeys>(acc_o, p, s_v, step);

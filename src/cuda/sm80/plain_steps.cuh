@@ -1,5 +1,5 @@
-// Plain steps: KV tiles that every row of a large work tile sees whole, on the fast path. Most steps
-// of a prefill are plain. They have no masks, no range checks and no branch but the rescale,
+// Plain steps: KV tiles that every row of a large work tile sees whole, on the fast path. Most
+// steps of a prefill are plain. They have no masks, no range checks and no branch but the rescale,
 // addresses stay in registers, and the exponentials of 16 keys are found between the MMAs of the 16
 // before. The results have the same bits as those of mainloop_step().
 #pragma once
@@ -11,14 +11,15 @@
 namespace flashcore::cuda::sm80 {
 
 /// Plain steps begin at tiles before this key. The tile is visible to all rows, and the next one,
-/// whose K the step requests, is inside the sequence: masks hide those of its keys that no row sees.
+/// whose K the step requests, is inside the sequence: masks hide those of its keys that no row
+/// sees.
 template <typename C>
 __device__ __forceinline__ std::int32_t plain_end(const AttentionParams& p, const WorkTile& work) {
   constexpr int kRowStep = ThreadCopies<typename C::KeyTile, C::kThreads>::kRowStep;
   const bool takes_plain = !p.has_mask() && p.head_dim == C::kHeadDim && p.v_dim == C::kHeadDim &&
+                           !p.fault.is(InjectedFault::head_dim_truncated) &&
                            (work.g_table == nullptr || p.pages.shift >= core::page_shift(kRowStep));
-  const std::int32_t last =
-      min(work.fully_visible.end, work.seq.kv_len - C::kTileK) - C::kTileK;
+  const std::int32_t last = min(work.fully_visible.end, work.seq.kv_len - C::kTileK) - C::kTileK;
   return takes_plain ? last + 1 : 0;
 }
 
@@ -78,12 +79,11 @@ struct PlainCopies {
     }
   }
   __device__ __forceinline__ void copy_tile(std::uint32_t s_first, const T*& g_first,
-                                            const core::Strides& strides,
-                                            const AttentionParams& p, std::int32_t next_tile) {
+                                            const core::Strides& strides, const AttentionParams& p,
+                                            std::int32_t next_tile) {
     if (is_paged(p)) {
-      const std::int64_t offset =
-          (p.pages.valid(page) ? page : 0) * strides.batch +
-          (lane_key(next_tile) & (p.pages.size - 1)) * strides.row;
+      const std::int64_t offset = (p.pages.valid(page) ? page : 0) * strides.batch +
+                                  (lane_key(next_tile) & (p.pages.size - 1)) * strides.row;
 #pragma unroll
       for (int n = 0; n < kMyRows; ++n) {
         copy_row(s_first, g_first + __shfl_sync(0xffffffffu, offset, n), n);
@@ -177,7 +177,7 @@ __device__ __forceinline__ void plain_pv(AccO<C>& acc_o, AccS<C, C::kTileK>& acc
   }
 }
 
-/// Runs plain steps from `tile` to `end`, a plain_end(), and returns the first tile behind them. K
+/// Runs plain steps from `tile` on, before plain_end(), and returns the first tile behind them. K
 /// and V of `tile` have been requested, and K has arrived.
 template <typename C>
 __device__ __forceinline__ std::int32_t run_plain_steps(SharedStorage<C>& s,
