@@ -55,6 +55,8 @@ set(FLASHCORE_GENERAL_sm80_bwd bwd_kernel_general)
 set(FLASHCORE_GENERAL_sm90_bwd bwd_kernel_general)
 # Families with another kernel for calls with a bias: a function that returns its address.
 set(FLASHCORE_BIAS_sm90_fwd bias_kernel)
+# Families with another kernel for calls with a boolean mask only: a function likewise.
+set(FLASHCORE_MASKED_sm80_fwd masked_kernel)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)
@@ -121,6 +123,10 @@ if(FLASHCORE_HAS_CUDA)
     if(DEFINED FLASHCORE_BIAS_${family}_${op})
       set(bias "${family}::${FLASHCORE_BIAS_${family}_${op}}<Config_${id}>()")
     endif()
+    set(masked "&${family}::${general}<Config_${id}>")
+    if(DEFINED FLASHCORE_MASKED_${family}_${op})
+      set(masked "${family}::${FLASHCORE_MASKED_${family}_${op}}<Config_${id}>()")
+    endif()
     set(form ${op})
     set(plain ${op}_kernel)
     if(id MATCHES "_fused$")
@@ -130,6 +136,7 @@ if(FLASHCORE_HAS_CUDA)
       set(plain fused_kernel)
       set(general finish_dq)
       set(bias "&${family}::finish_dq<Config_${id}>")
+      set(masked "${bias}")
     endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
@@ -140,9 +147,10 @@ static_assert(sizeof(${family}::${storage}<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}(KernelEntry entry) {
   return reinterpret_cast<const void*>(
-      entry == KernelEntry::plain  ? &${family}::${plain}<Config_${id}>
-      : entry == KernelEntry::bias ? ${bias}
-                                   : &${family}::${general}<Config_${id}>);
+      entry == KernelEntry::plain    ? &${family}::${plain}<Config_${id}>
+      : entry == KernelEntry::bias   ? ${bias}
+      : entry == KernelEntry::masked ? ${masked}
+                                     : &${family}::${general}<Config_${id}>);
 }
 ")
   endforeach()

@@ -32,14 +32,19 @@ struct BlockMask {
     const std::int32_t value = row[(key >> k_shift) * strides.column];
     return value >= kHiddenBlock && value < kMixedBlock + tiles ? value : kHiddenBlock;
   }
-  /// Whether the query sees the key, given its block's entry.
-  FLASHCORE_HD constexpr bool shows(std::int32_t entry, std::int32_t query,
-                                    std::int32_t key) const {
-    if (entry < kMixedBlock) return entry == kVisibleBlock;
+  /// Bit j: the query sees key j of the 32 keys that contain `key`, given their block's entry.
+  FLASHCORE_HD constexpr std::uint32_t word(std::int32_t entry, std::int32_t query,
+                                            std::int32_t key) const {
+    if (entry < kMixedBlock) return entry == kVisibleBlock ? ~0u : 0u;
     const std::int32_t tile_row = query & ((1 << q_shift) - 1), column = key & ((1 << k_shift) - 1);
     const std::int64_t first =
         ((static_cast<std::int64_t>(entry - kMixedBlock) << q_shift) + tile_row) << (k_shift - 5);
-    return (bits[first + column / 32] >> (column % 32) & 1u) != 0;
+    return bits[first + column / 32];
+  }
+  /// Whether the query sees the key, given its block's entry.
+  FLASHCORE_HD constexpr bool shows(std::int32_t entry, std::int32_t query,
+                                    std::int32_t key) const {
+    return (word(entry, query, key) >> (key % 32) & 1u) != 0;
   }
   FLASHCORE_HD constexpr bool shows(const std::int32_t* row, std::int32_t query,
                                     std::int32_t key) const {

@@ -22,6 +22,13 @@ FLASHCORE_HD constexpr std::int32_t mask_key(std::int32_t block, int word, int b
   return block * kMaskBlockKeys + bit / 2 * 8 + 2 * word + bit % 2;
 }
 
+/// Four bytes of a boolean mask as four bits: bit j is set if byte j is not 0.
+FLASHCORE_HD constexpr std::uint32_t nonzero_bytes(std::uint32_t bytes) {
+  constexpr std::uint32_t kLow = 0x7f7f7f7fu;
+  const std::uint32_t top = (((bytes & kLow) + kLow) | bytes) & ~kLow;  // of bytes that are not 0
+  return (top >> 7) * 0x10204080u >> 28;
+}
+
 struct PackedMask {
   // [batch, heads, rows, blocks, 4] and kMaskPaddingRows rows of any content, which a tile reads
   // past the last query. Null: no mask.

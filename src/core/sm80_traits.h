@@ -5,7 +5,7 @@
 namespace flashcore::core {
 
 /// Large query tiles read a boolean mask as bits (core/packed_mask.h), and their fast path takes
-/// rows of any dim. Small tiles read the mask's bytes: packing them would take as long as the call.
+/// rows of any dim. Small tiles read the mask itself: packing it would take as long as the call.
 constexpr bool is_large_tile(int tile_q) { return tile_q >= 64; }
 
 struct Sm80Traits {

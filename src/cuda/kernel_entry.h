@@ -11,7 +11,8 @@ enum class KernelEntry {
   general,  // all options that the family takes, but a bias in sm90; fused: the kernel that writes
             // dq
   bias,     // a bias and all other options
+  masked,   // a boolean mask, which the fast path lacks, and no other option
 };
-inline constexpr int kKernelEntries = 3;
+inline constexpr int kKernelEntries = 4;
 
 }  // namespace flashcore::cuda

@@ -60,9 +60,11 @@ constexpr std::size_t kMaxEntries = kKernelEntries * 256;
 /// An index of the entry points of all kernels, below kMaxEntries.
 std::size_t entry_index(const KernelInfo& kernel, const void* entry) noexcept {
   const auto index = static_cast<std::size_t>(&kernel - kernels().data());
-  const std::size_t of_kernel = entry == entry_of(kernel, KernelEntry::plain)     ? 0
-                                : entry == entry_of(kernel, KernelEntry::general) ? 1
-                                                                                  : 2;
+  std::size_t of_kernel = 0;
+  while (of_kernel + 1 < kKernelEntries &&
+         entry != entry_of(kernel, static_cast<KernelEntry>(of_kernel))) {
+    ++of_kernel;
+  }
   return kKernelEntries * index + of_kernel;
 }
 
@@ -98,6 +100,9 @@ bool is_plain(const FamilyTraits& traits, const core::AttentionParams& call) noe
 
 KernelEntry entry_for(const FamilyTraits& traits, const core::AttentionParams& call) noexcept {
   if (is_plain(traits, call)) return KernelEntry::plain;
+  if (call.fast_layout && (call.score_mods & traits.general_mods) == core::kMaskMod) {
+    return KernelEntry::masked;
+  }
   return call.bias != nullptr ? KernelEntry::bias : KernelEntry::general;
 }
 

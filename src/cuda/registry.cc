@@ -32,8 +32,13 @@ Entries entries([[maybe_unused]] KernelEntry entry) {
 }  // namespace
 
 const void* entry_of(const KernelInfo& kernel, KernelEntry entry) noexcept {
-  static const Entries tables[kKernelEntries] = {
-      entries(KernelEntry::plain), entries(KernelEntry::general), entries(KernelEntry::bias)};
+  static const auto tables = [] {
+    std::array<Entries, kKernelEntries> made;
+    for (int i = 0; i < kKernelEntries; ++i) {
+      made[static_cast<std::size_t>(i)] = entries(static_cast<KernelEntry>(i));
+    }
+    return made;
+  }();
   return tables[static_cast<std::size_t>(entry)]
                [static_cast<std::size_t>(&kernel - kernels().data())];
 }

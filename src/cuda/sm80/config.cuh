@@ -64,7 +64,9 @@ struct Config {
   static constexpr bool kQInRegisters = kShape.q_in_registers();
   static constexpr bool kLargeTile = core::is_large_tile(kTileQ);
   using MaskRow = std::conditional_t<kLargeTile, std::int32_t, std::int64_t>;
-  // Mask bytes are read before the wait for K.
+  // Words of a row's mask bits in a pass (mask_words.cuh, boolean_mask.cuh).
+  static constexpr int kMaskWords = kLargeTile ? 1 : (kKeysPerPass + 31) / 32;
+  // The mask is read before the wait for K.
   static constexpr bool kEarlyMask = !kLargeTile && kKeysPerPass == kWarpKeys;
   /// True if rows may be shorter than kHeadDim.
   template <bool kFastPath>
@@ -86,8 +88,17 @@ struct Config {
   static constexpr __device__ int reg_of(int half, int i) {
     return kSwapAB ? half + 2 * i : 2 * half + i;
   }
+  static constexpr int kLanesOfRow = kSwapAB ? 8 : 4;
   /// Keys from register reg_of(half, 0) to reg_of(half, i).
   static constexpr __device__ int column_step(int i) { return kSwapAB ? 8 * i : i; }
+};
+
+/// The kernel of small tiles for calls whose only option is a boolean mask: the fast path, with the
+/// mask.
+template <typename C>
+struct MaskConfig : C {
+  template <bool>
+  static constexpr bool kReadsMask = true;
 };
 
 template <int... kShape>
@@ -177,10 +188,10 @@ struct Thread {
     const core::Coordinate c = core::mma_c(lane, reg);
     return C::kTileWidth * n + (C::kSwapAB ? c.row : c.column);
   }
-  /// True for the first of the lanes that share the thread's rows.
-  __device__ __forceinline__ bool is_row_leader() const {
-    return C::kSwapAB ? lane < 4 : lane % 4 == 0;
-  }
+  /// Index of the thread among the lanes that share its rows.
+  __device__ __forceinline__ int row_lane() const { return C::kSwapAB ? lane / 4 : lane % 4; }
+  /// True for the first of them.
+  __device__ __forceinline__ bool is_row_leader() const { return row_lane() == 0; }
 };
 
 /// Reductions over the lanes that share a thread's rows.

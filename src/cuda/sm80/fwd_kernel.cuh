@@ -13,8 +13,8 @@
 //   CTA     kWarpsM × kWarpsN warps. A warp has 8, 16 or 32 rows of the tile and, of each step,
 //           tile_k / kWarpsN keys. The epilogue reduces over the warps that share rows
 //   paths   fast path: scores are only scaled and masked by position, rows fill head_dim, the
-//   output
-//           has the format of the inputs. General path: every option
+//           output has the format of the inputs. Large tiles, and small ones in a kernel of their
+//           own, add a boolean mask. General path: every option
 //
 //   phase      file
 //   prologue   work_tile.cuh, load.cuh, load_kv8.cuh (Q and scales of 8-bit K/V)
@@ -60,6 +60,23 @@ template <typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kMinCtas)
     fwd_kernel_general(const __grid_constant__ AttentionParams p) {
   run_cta<C, false>(p);
+}
+
+/// The fast path with a boolean mask. Large tiles read masks in every kernel.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, C::kMinCtas)
+    fwd_kernel_masked(const __grid_constant__ AttentionParams p) {
+  run_cta<MaskConfig<C>, true>(p);
+}
+
+/// The kernel for calls whose only option is a boolean mask.
+template <typename C>
+void (*masked_kernel())(AttentionParams) {
+  if constexpr (C::kLargeTile || C::kKv8) {
+    return &fwd_kernel_general<C>;
+  } else {
+    return &fwd_kernel_masked<C>;
+  }
 }
 
 }  // namespace flashcore::cuda::sm80

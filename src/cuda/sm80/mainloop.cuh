@@ -33,12 +33,13 @@ __device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_
                                               std::int32_t tile, int n) {
   const int s_key = t.warp_n * C::kWarpKeys + n;
   const std::int32_t first_key = tile + s_key;
-  const bool visible = first_key < keys.visible.end && first_key + kKeys > keys.visible.begin;
+  bool visible = first_key < keys.visible.end && first_key + kKeys > keys.visible.begin;
+  if constexpr (C::template kReadsMask<kFastPath> && !C::kEarlyMask) {
+    if (visible && p.has_mask()) load_mask_bits<C, kKeys>(bits, s, p, t, first_key);
+  }
+  visible = visible && shows_any_key<C, kFastPath, kKeys>(p, bits);
   AccS<C, kKeys> acc_s = {};
   if (visible) {
-    if constexpr (C::template kReadsMask<kFastPath> && !C::kEarlyMask) {
-      if (p.has_mask()) load_mask_bits<C, kKeys>(bits, s, p, t, first_key);
-    }
     if constexpr (C::kKv8) {
       gemm_qk_kv8<C, kFastPath, kKeys>(acc_s, q, s, p, stage, s_key, t);
       scale_scores<C, kKeys>(acc_s, s, p, stage, s_key, t);

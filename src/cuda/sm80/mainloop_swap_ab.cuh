@@ -47,7 +47,8 @@ __device__ __forceinline__ void mainloop_swap_ab(SharedStorage<C>& s, const Atte
     for (int n = 0; n < C::kWarpKeys; n += kKeys) {
       const int s_key = t.warp_n * C::kWarpKeys + n;
       const std::int32_t first_key = tile + s_key;
-      const bool visible = first_key < keys.visible.end && first_key + kKeys > keys.visible.begin;
+      const bool visible = first_key < keys.visible.end && first_key + kKeys > keys.visible.begin &&
+                           shows_any_key<C, kFastPath, kKeys>(p, bits);
       const bool is_first = n == 0, is_last = n + kKeys == C::kWarpKeys;
       AccS<C, kKeys> acc_s = {};
       if (visible) {

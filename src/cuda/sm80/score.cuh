@@ -149,7 +149,7 @@ __device__ __forceinline__ void apply_mods_and_mask(AccS<C, kKeys>& acc_s, const
     }
   }
   if constexpr (C::template kReadsMask<kFastPath>) {
-    if (p.has_mask()) hide_masked_keys<C, kKeys>(acc_s, bits, first_key);
+    if (p.has_mask()) hide_masked_keys<C, kKeys>(acc_s, bits, t, first_key);
   }
   const bool all_visible =
       first_key >= keys.fully_visible.begin && first_key + kKeys <= keys.fully_visible.end;

@@ -60,5 +60,34 @@ TEST(PackedMask, TheBlocksOfQueriesContainThoseOfAllTheirGroups) {
   EXPECT_EQ(blocks(1, 0, 50), std::pair(0, 1024));
 }
 
+TEST(PackedMask, EveryByteThatIsNotZeroIsABit) {
+  constexpr std::uint32_t kBytes[] = {0, 1, 0x7f, 0x80, 0xff};
+  for (int i = 0; i < 5 * 5 * 5 * 5; ++i) {
+    std::uint32_t bytes = 0, want = 0;
+    for (int j = 0, rest = i; j < 4; ++j, rest /= 5) {
+      bytes |= kBytes[rest % 5] << (8 * j);
+      if (rest % 5 != 0) want |= 1u << j;
+    }
+    EXPECT_EQ(nonzero_bytes(bytes), want) << bytes;
+  }
+}
+
+TEST(PackedMask, AWordOfABlockMaskHasTheKeysThatItShows) {
+  const std::vector<std::int32_t> blocks = {kVisibleBlock, kHiddenBlock, kMixedBlock + 1, 7};
+  std::vector<std::uint32_t> bits(2 * 4 * 2);  // two tiles of 4 queries and 64 keys
+  for (std::size_t i = 0; i < bits.size(); ++i)
+    bits[i] = 0x9e3779b9u * static_cast<std::uint32_t>(i);
+  const BlockMask mask{blocks.data(), bits.data(), {0, 0, 4, 1}, 2, 2, 6};
+  for (std::int32_t query = 0; query < 4; ++query) {
+    const std::int32_t* row = mask.row(0, 0, query);
+    for (std::int32_t key = 0; key < 256; ++key) {
+      const std::uint32_t word = mask.word(mask.entry(row, key), query, key);
+      EXPECT_EQ((word >> key % 32 & 1u) != 0, mask.shows(row, query, key));
+      const std::uint32_t mixed = bits[static_cast<std::size_t>((4 + query) * 2 + key % 64 / 32)];
+      EXPECT_EQ(word, key < 64 ? ~0u : key / 64 == 2 ? mixed : 0u) << query << ' ' << key;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashcore::core
