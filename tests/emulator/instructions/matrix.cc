@@ -4,7 +4,9 @@
 
 #include "emulator/instructions/opcode.h"
 #include "emulator/instructions/rows.h"
+#include "emulator/instructions/tensor_core.h"
 #include "emulator/machine/floats.h"
+#include "emulator/machine/grid.h"
 
 namespace flashcore::emulator {
 namespace {
@@ -83,14 +85,15 @@ Step movmatrix(Warp& w, const Instruction& i, std::uint32_t mask) {
 }
 
 struct F16 {
+  static constexpr auto kFormat = TensorFormat::f16;
   static float read(std::uint16_t bits) { return half_to_float(bits); }
 };
 struct Bf16 {
+  static constexpr auto kFormat = TensorFormat::bf16;
   static float read(std::uint16_t bits) { return bfloat_to_float(bits); }
 };
 
-/// mma m16n8k8 and m16n8k16, f32 accumulators. Products are exact, sums are rounded one by one in
-/// ascending k; the hardware truncates sums of several products instead. Bounds must allow both.
+/// mma m16n8k8 and m16n8k16, f32 accumulators.
 template <typename Format, int kK>
 Step mma(Warp& w, const Instruction& i, std::uint32_t mask) {
   if (!w.converged(mask, kFullMask)) return Step::blocked;
@@ -118,11 +121,8 @@ Step mma(Warp& w, const Instruction& i, std::uint32_t mask) {
     for (int lane = 0; lane < kLanes; ++lane)
       c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2] = row[lane];
   }
-  for (int k = 0; k < kK; ++k) {
-    for (int m = 0; m < 16; ++m) {
-      for (int n = 0; n < 8; ++n) c[m][n] = __builtin_fmaf(a[k][m], b[k][n], c[m][n]);
-    }
-  }
+  const int device = w.cta().grid->compute_capability;
+  add_products(tensor_core(device, Format::kFormat, Format::kFormat), kK, 8, a, b, c);
   for (int r = 0; r < 4; ++r) {
     float* row = w.out<float>(i.ops[r]);
     for (int lane = 0; lane < kLanes; ++lane)

@@ -6,6 +6,7 @@
 
 #include "emulator/instructions/opcode.h"
 #include "emulator/instructions/rows.h"
+#include "emulator/instructions/tensor_core.h"
 #include "emulator/machine/floats.h"
 #include "emulator/machine/grid.h"
 #include "emulator/machine/wgmma_descriptor.h"
@@ -13,7 +14,7 @@
 namespace flashcore::emulator {
 namespace {
 
-enum class Format : std::uint32_t { f16, bf16, e4m3, e5m2 };
+using Format = TensorFormat;
 
 /// Aux: columns, formats of a and b, majors, and whether a is in registers.
 constexpr std::uint32_t kColumns = 0x1ff;
@@ -118,13 +119,7 @@ void execute(Warp& w) {
           mma.accumulate ? mma.accumulators[r * kLanes + lane] : 0.f;
     }
   }
-  // Products are exact, sums are rounded one by one: see mma.sync.
-  for (int k = 0; k < depth; ++k) {
-    for (int m = 0; m < 16; ++m) {
-      const float a = operands.a[k][m];
-      for (int n = 0; n < columns; ++n) c[m][n] = __builtin_fmaf(a, operands.b[k][n], c[m][n]);
-    }
-  }
+  add_products(tensor_core(90, format_a, format_b), depth, columns, operands.a, operands.b, c);
   // The next wgmma on the same registers continues with the result; otherwise it is in registers
   // now.
   PendingMma* next = nullptr;

@@ -68,6 +68,7 @@ struct Grid {
   const Program* program = nullptr;
   Dim dim, block, cluster;
   std::size_t dynamic_shared_bytes = 0;
+  int compute_capability = 90;  // its tensor cores add with different widths
   std::vector<std::uint8_t> params;
   Schedule schedule;
 

@@ -48,6 +48,7 @@ cudaError_t run(const Launch& launch, const Program& program,
   grid.block = dim_of(launch.block);
   grid.cluster = dim_of(launch.cluster);
   grid.dynamic_shared_bytes = launch.dynamic_shared;
+  grid.compute_capability = device_model().compute_capability;
   grid.params = params;
   grid.schedule = {next_seed(), resident_ctas()};
   const std::string report = grid.run();

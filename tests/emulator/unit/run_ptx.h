@@ -12,6 +12,7 @@ namespace flashcore::emulator {
 struct SnippetOptions {
   std::uint32_t threads = 32, ctas = 1, cluster = 1;
   std::uint64_t seed = 0;
+  int compute_capability = 90;
 };
 
 /// Runs the body of a kernel. It has registers %p0…, %rs0…, %r0…, %f0…, %rd0… to 63, 16 KiB of
