@@ -65,6 +65,7 @@ add_library(flashcore_objects OBJECT
   src/plan/split_kv.cc
   src/plan/workspace.cc
   ${FLASHCORE_MODELS}
+  src/reference/cut_sums.cc
   src/reference/oracle.cc
   src/reference/oracle_bwd.cc
   src/verify/api.cc

@@ -6,6 +6,8 @@
 #include <limits>
 #include <thread>
 
+#include "reference/cut_sums.h"
+
 namespace flashcore::reference {
 namespace {
 
@@ -83,9 +85,13 @@ struct Head {
   std::int64_t b = -1, kv_head = -1;
   Lengths lengths{};
   std::vector<double> k, v;
+  Factors k_factors;                  // of k, if tensor cores may multiply it
   std::vector<double> v_scale_ratio;  // [kv_len]: V's largest scale over the key's scale
   bool v_finite = true;
 };
+
+/// f32 and f64 are multiplied on CUDA cores and CPUs only.
+bool may_cut_sums(const Problem& p) { return size_of(p.q.dtype) <= 2; }
 
 void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t kv_head,
                Head& head) {
@@ -97,6 +103,7 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
   head.k.assign(static_cast<std::size_t>(n * p.head_dim), 0.0);
   head.v.assign(static_cast<std::size_t>(n * p.v_dim), 0.0);
   head.v_scale_ratio.assign(static_cast<std::size_t>(n), 1.0);
+  head.k_factors.clear();
   head.v_finite = true;
   double largest = 0;
   const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
@@ -116,12 +123,16 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
     }
   }
   for (double& scale : head.v_scale_ratio) scale = scale > 0 ? largest / scale : 1.0;
+  for (std::int64_t at = 0; may_cut_sums(p) && at < n * p.head_dim; ++at) {
+    const double scale = scale_at(t.k_scale, b, kv_head, at % n, p.options.kv_scale_block);
+    head.k_factors.add(head.k[static_cast<std::size_t>(at)], p.k.dtype, scale);
+  }
 }
 
 constexpr double kSmallCap = 256;  // docs/numerics.md
 
 struct RowScores {
-  std::vector<double> score, magnitude, largest_product, largest_sum;
+  std::vector<double> score, magnitude, largest_product, largest_sum, cut;
   std::vector<std::uint8_t> visible;
 };
 
@@ -135,10 +146,12 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
   s.largest_product.assign(size, 0.0);
   s.largest_sum.assign(size, 0.0);
   s.visible.assign(size, 1);
-  const Operand q{t.q.data, p.q};
+  const Operand operand{t.q.data, p.q};
   const double q_scale = scale_at(t.q_scale, row.b, row.h, row.i, p.options.q_scale_block);
+  Factors q;
   for (std::int64_t d = 0; d < p.head_dim; ++d) {
-    const double x = q.at(row.b, row.h, head.lengths.q_row + row.i, d) * q_scale;
+    const double x = operand.at(row.b, row.h, head.lengths.q_row + row.i, d) * q_scale;
+    if (may_cut_sums(p)) q.add(x, p.q.dtype, q_scale);
     const double* k = head.k.data() + d * n;
     for (std::size_t j = 0; j < size; ++j) {
       const double product = x * k[j];
@@ -148,6 +161,7 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
       s.largest_sum[j] = std::max(s.largest_sum[j], std::fabs(s.score[j]));
     }
   }
+  s.cut = cut_sums(q, head.k_factors, size);
   const Options& o = p.options;
   const std::int64_t q_position = head.lengths.q_start + row.i;
   double slope = 0;
@@ -193,7 +207,7 @@ struct RowSoftmax {
   double max = -kInfinity, base = 0;   ///< largest score; the value subtracted before exp()
   double sum = 0, keys_sum = 0;        ///< with and without the sink
   double sink_weight = 0, factor = 0;  ///< factor: 1 / sum
-  double magnitude = 0, largest_product = 0, largest_sum = 0;
+  double magnitude = 0, largest_product = 0, largest_sum = 0, largest_cut = 0;
   std::vector<double> weight;  ///< exp(score - base)
 };
 
@@ -208,6 +222,8 @@ void find_magnitudes(const Problem& p, const RowScores& s, RowSoftmax& x) {
     if (std::isfinite(product)) x.largest_product = std::max(x.largest_product, product);
     const double sum = std::fabs(p.scale) * s.largest_sum[j];
     if (std::isfinite(sum)) x.largest_sum = std::max(x.largest_sum, sum);
+    const double cut = std::fabs(p.scale) * s.cut[j];
+    if (std::isfinite(cut)) x.largest_cut = std::max(x.largest_cut, cut);
   }
 }
 
@@ -324,6 +340,7 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   result.magnitude[r] = x.magnitude;
   result.largest_product[r] = x.largest_product;
   result.largest_sum[r] = x.largest_sum;
+  result.largest_cut[r] = x.largest_cut;
   result.kv_len[r] = static_cast<std::int32_t>(s.score.size());
   result.equal_keys[r] = count_equal_keys(s, x.max);
   result.may_be_poisoned[r] = poisoned ? 1 : 0;
@@ -413,7 +430,7 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
     array->assign(elements, 0.0);
   }
   for (auto* array : {&result.lse, &result.max, &result.sum, &result.magnitude,
-                      &result.largest_product, &result.largest_sum}) {
+                      &result.largest_product, &result.largest_sum, &result.largest_cut}) {
     array->assign(count, 0.0);
   }
   result.kv_len.assign(count, 0);

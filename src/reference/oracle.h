@@ -37,9 +37,11 @@ struct Oracle {
   std::vector<double>
       largest_product;              ///< [rows]: max_j max_d |scale·q_d k_d|, likewise, if finite
   std::vector<double> largest_sum;  ///< [rows]: max_j max_n |scale·Σ_{d<n} q_d k_d|, likewise
-  std::vector<double> spread;       ///< [rows, v_dim]: sqrt(Σ p² v²)
-  std::vector<double> deviation;    ///< [rows, v_dim]: Σ p·|v - out|
-  std::vector<double> v_mass;       ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
+  std::vector<double> largest_cut;  ///< [rows]: max_j of what tensor cores may cut from
+                                    ///< scale·Σ q_d k_d, in units of 2⁻²⁴, likewise; 0: not 16 bits
+  std::vector<double> spread;     ///< [rows, v_dim]: sqrt(Σ p² v²)
+  std::vector<double> deviation;  ///< [rows, v_dim]: Σ p·|v - out|
+  std::vector<double> v_mass;     ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
   std::vector<double> v_mass_in_steps;   ///< likewise, with each v divided by its scale, times the
                                          ///< largest scale; v_mass if all keys share a scale
   std::vector<std::int32_t> kv_len;      ///< [rows]: keys of the row's sequence

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "reference/cut_sums.h"
+
 namespace flashcore::reference {
 namespace {
 
@@ -44,6 +46,7 @@ struct Keys {
   std::int64_t b = -1, head = -1;
   Lengths lengths{};
   std::vector<double> k, v;
+  Factors v_factors;  // of v, [v_dim][kv_len]
 };
 
 void load_keys(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t head, Keys& keys) {
@@ -56,6 +59,12 @@ void load_keys(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
     for (std::int64_t d = 0; d < p.head_dim; ++d) keys.k.push_back(read(t.k, p.k, b, head, row, d));
     for (std::int64_t c = 0; c < p.v_dim; ++c) keys.v.push_back(read(t.v, p.v, b, head, row, c));
   }
+  keys.v_factors.clear();
+  for (std::int64_t c = 0; c < p.v_dim; ++c) {
+    for (std::int64_t j = 0; j < keys.lengths.kv_len; ++j) {
+      keys.v_factors.add(keys.v[static_cast<std::size_t>(j * p.v_dim + c)], p.v.dtype);
+    }
+  }
 }
 
 /// One query row: its operands, delta and the errors that all of its pairs share.
@@ -64,9 +73,10 @@ struct Row {
   std::vector<double> q, dout;
   bool dout_finite = true;
   double delta = 0;
-  double delta_error = 0;  ///< of delta
-  double score_error = 0;  ///< of a score, absolute
-  double p_error = 0;      ///< of P, relative, from scores in a narrow format
+  double delta_error = 0;      ///< of delta
+  double score_error = 0;      ///< of a score, absolute
+  double p_error = 0;          ///< of P, relative, from scores in a narrow format
+  std::vector<double> dp_cut;  ///< by key: what tensor cores may cut from dP, in units of 2⁻²⁴
 };
 
 /// One visible pair of a row and a key.
@@ -162,12 +172,18 @@ Row GradientSums::read_row(const Oracle& forward, std::size_t r) const {
   const double u = a_.sum_unit, a = forward.magnitude[r];
   row.delta_error += u * (2 + std::sqrt(static_cast<double>(p_.v_dim))) * magnitude;
   const auto head_dim = static_cast<double>(p_.head_dim);
-  const double truncation = a_.truncates_sums ? head_dim / 8 * forward.largest_sum[r] : 0.0;
-  row.score_error = u * (4 * a + std::max(std::sqrt(head_dim) * a, truncation)) +
-                    2 * u * std::fabs(forward.lse[r]);
+  const double cut = a_.truncates_sums ? forward.largest_cut[r] : 0.0;
+  row.score_error =
+      u * (4 * a + std::max(std::sqrt(head_dim) * a, cut)) + 2 * u * std::fabs(forward.lse[r]);
   // Rounded once with each operand and once itself, a score is off by three units at most; the
   // row's normaliser by as much again.
   row.p_error = std::min(std::expm1(6 * a_.score_unit * a), kLargestError);
+  if (a_.truncates_sums) {
+    Factors factors;
+    for (const double x : row.dout) factors.add(x, g_.dout.dtype);
+    const auto keys = static_cast<std::size_t>(keys_.lengths.kv_len);
+    row.dp_cut = cut_sums(factors, keys_.v_factors, keys);
+  }
   return row;
 }
 
@@ -176,19 +192,17 @@ Pair GradientSums::make_pair(const Row& row, std::int64_t j, double p) const {
   pair.p = p;
   const double* k = keys_.k.data() + j * p_.head_dim;
   const double* v = keys_.v.data() + j * p_.v_dim;
-  double dp = 0, magnitude = 0, largest = 0;
+  double dp = 0, magnitude = 0;
   for (std::size_t c = 0; c < row.dout.size(); ++c) {
     const double product = row.dout[c] * v[c];
     dp += product;
     magnitude += std::fabs(product);
-    largest = std::max(largest, std::fabs(product));
   }
   pair.w = dp - row.delta;
   const double u = a_.sum_unit;
   const auto v_dim = static_cast<double>(p_.v_dim);
-  // A product that is cut loses up to a unit in the last place of the largest one, 2u.
-  const double truncation = a_.truncates_sums ? 2 * v_dim * largest : 0.0;
-  pair.dp_error = u * (2 * magnitude + std::max(std::sqrt(v_dim) * magnitude, truncation)) +
+  const double cut = row.dp_cut.empty() ? 0.0 : row.dp_cut[static_cast<std::size_t>(j)];
+  pair.dp_error = u * (2 * magnitude + std::max(std::sqrt(v_dim) * magnitude, cut)) +
                   a_.dp_unit * std::fabs(dp);
   double score_error = row.score_error;
   if (p_.options.softcap > 0) {

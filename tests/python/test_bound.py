@@ -8,8 +8,13 @@ import subprocess
 import unittest
 from pathlib import Path
 
-from flashcore.bench import reference as bench_reference, tolerance
+from flashcore.bench import cut_sums, reference as bench_reference, tolerance
 from support import Drawn, case, reference, rounded
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 
 def judge(one, rows, got, lse=None):
@@ -89,7 +94,7 @@ class Bound(unittest.TestCase):
     def test_by_hand(self):
         """One element with round numbers, against the formula of docs/numerics.md."""
         row = tolerance.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
-                                  largest_product=1.0, largest_sum=1.75, spread=[0.25],
+                                  largest_product=1.0, largest_cut=99.0, spread=[0.25],
                                   deviation=[0.125],
                                   v_mass=[10.0], kv_len=16)
         u = 2.0**-24
@@ -100,19 +105,34 @@ class Bound(unittest.TestCase):
         lse = 2e-6 + u * (4 + 12 * 2.0 + 6.0)
         self.assertAlmostEqual(tolerance.lse_bound(row, 64, a) / lse, 1, delta=1e-12)
 
-    def test_tensor_cores_truncate_sums(self):
-        """Errors add up if all products have one sign. Otherwise the bound does not change."""
-        def bound(largest_sum, probability, head_dim=256):
+    def test_tensor_cores_cut_sums(self):
+        """If they may cut more than the walk of roundings, the bound grows with it."""
+        def bound(largest_cut, probability):
             row = tolerance.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
-                                      largest_product=1.0, largest_sum=largest_sum, spread=[0.25],
+                                      largest_product=1.0, largest_cut=largest_cut, spread=[0.25],
                                       deviation=[0.125], v_mass=[10.0], kv_len=16)
-            return tolerance.lse_bound(row, head_dim, tolerance.arithmetic_of("f16", probability))
-        self.assertEqual(bound(2.0, "f32"), bound(0.25, "f32"))
-        self.assertEqual(bound(1.0, "f16"), bound(0.25, "f16"))
-        self.assertEqual(bound(2.0, "f16", 64), bound(0.25, "f16", 64))
+            return tolerance.lse_bound(row, 256, tolerance.arithmetic_of("f16", probability))
+        self.assertEqual(bound(99.0, "f32"), bound(0.0, "f32"))
+        self.assertEqual(bound(31.0, "f16"), bound(0.0, "f16"))
         for probability in ("f16", "bf16"):
-            more = bound(2.0, probability) - bound(0.25, probability)
-            self.assertAlmostEqual(more / (2.0**-24 * (32 - 16) * 2.0), 1, delta=1e-9)
+            more = bound(99.0, probability) - bound(0.0, probability)
+            self.assertAlmostEqual(more / (2.0**-24 * (99 - 16 * 2)), 1, delta=1e-9)
+
+    @unittest.skipIf(torch is None, "torch is not installed")
+    def test_what_tensor_cores_cut_by_hand(self):
+        """The cases of tests/unit/verify/cut_sums_test.cc."""
+        def units(q, key, dtype="bf16"):
+            def tensor(values):
+                return torch.tensor(values, dtype=torch.float64)
+            return cut_sums.largest_cut(torch, tensor(q), tensor([key, [0.0] * len(q)]), dtype, dtype)
+        small = 2.0**-30
+        self.assertEqual(units([3.0, 0.0, 0.0], [5.0, 1.0, 7.0]), 16)
+        self.assertEqual(units([1.0, 1.0], [1.0, 1.0]), 4)
+        self.assertEqual(units([1.0, small], [1.0, 1.0]), 2 + 2.0**-6)
+        self.assertEqual(units([1.0, -small, 4 * small], [1.0] * 3), 2 + 2.0**-4)
+        self.assertEqual(units([2.0**-24] * 2, [64.0, 2.0**-10], "f16"), 2.0**-17 + 2.0**-10)
+        self.assertEqual(units([2.0**-24] * 2, [64.0, 2.0**-10]), 2.0**-17)
+        self.assertEqual(units([small] * 8 + [1.0], [1.0] * 9), 8 * 2.0**-6 + 2 * 2.0**-27 + 3 - 2.0**-26)
 
     def test_the_table_agrees_with_the_kernel_list(self):
         command = Path(os.environ.get("FLASHCORE_LIBRARY", "")).parent / "bin" / "flashcore"

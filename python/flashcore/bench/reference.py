@@ -4,12 +4,12 @@ torch computes them on the device of the tensors; plain Python does so without t
 the rows is computed: the first, the last, and random ones.
 """
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flashcore.bench import cut_sums
 from flashcore.bench.cases import Case
 from flashcore.bench.tolerance import ReferenceRow
 
@@ -48,7 +48,8 @@ def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any, rows: Sequence[tu
             loaded = (b, h // group)
             keys, values = k[b, h // group].double(), v[b, h // group].double()
         visible = slice(case.visible_begin(b, i), case.visible_end(b, i))
-        products = keys[visible] * q[b, h, i].double()
+        query = q[b, h, i].double()
+        products = keys[visible] * query
         score, magnitude = scale * products.sum(-1), scale * products.abs().sum(-1)
         if scores is not None:
             score, magnitude = scores.modified((b, h, i), visible, score, magnitude)
@@ -57,6 +58,7 @@ def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any, rows: Sequence[tu
             result.append(_row_without_keys(case, b, h, i))
             continue
         score, products, seen = score[shown], products[shown], values[visible][shown]
+        cut = cut_sums.largest_cut(torch, query, keys[visible][shown], case.q_dtype, case.kv_dtype)
         top = score.max()
         weight = torch.exp(score - top)
         total = weight.sum()
@@ -68,7 +70,7 @@ def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any, rows: Sequence[tu
             lse=float(top + torch.log(total)),
             magnitude=float(magnitude.max()),
             largest_product=float(scale * products.abs().max()),
-            largest_sum=float(scale * products.cumsum(-1).abs().max()),
+            largest_cut=scale * cut,
             spread=(p * seen).square().sum(0).sqrt().tolist(),
             deviation=(p * (seen - out).abs()).sum(0).tolist(),
             v_mass=(seen.abs().sum(0) / total).tolist(),
@@ -80,13 +82,14 @@ def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any, rows: Sequence[tu
 def _row_without_keys(case: Case, b: int, h: int, i: int) -> ReferenceRow:
     zeros = [0.0] * case.value_dim
     return ReferenceRow(b=b, h=h, i=i, out=zeros, lse=-math.inf, magnitude=0.0, largest_product=0.0,
-                        largest_sum=0.0, spread=zeros, deviation=zeros, v_mass=zeros,
+                        largest_cut=0.0, spread=zeros, deviation=zeros, v_mass=zeros,
                         kv_len=case.lengths()[b])
 
 
 def plain_rows(case: Case, q: Row, k: Row, v: Row,
                rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
-    """Reference rows in plain Python. q, k and v are functions (b, h, row) -> list of floats."""
+    """Reference rows in plain Python, for results of CPUs, which cut nothing. q, k and v are functions
+    (b, h, row) -> list of floats."""
     scale = 1.0 / math.sqrt(case.head_dim)
     group = case.q_heads // case.kv_heads
     result = []
@@ -107,7 +110,7 @@ def plain_rows(case: Case, q: Row, k: Row, v: Row,
             lse=top + math.log(total),
             magnitude=scale * max(math.fsum(map(abs, one)) for one in products),
             largest_product=scale * max(max(map(abs, one)) for one in products),
-            largest_sum=scale * max(max(map(abs, itertools.accumulate(one))) for one in products),
+            largest_cut=0.0,
             spread=[math.sqrt(math.fsum((w * x) ** 2 for w, x in zip(p, column)))
                     for column in columns],
             deviation=[math.fsum(w * abs(x - centre) for w, x in zip(p, column))

@@ -23,7 +23,7 @@ class Arithmetic:
     p_smallest: float
     score_unit: float = 0.0
     product_unit: float = 0.0
-    cuts_sums: bool = False  # tensor cores truncate the sum of a score
+    cuts_sums: bool = False  # tensor cores cut the sum of a score
 
 
 def _smallest(dtype):
@@ -67,7 +67,7 @@ class ReferenceRow:
     lse: float
     magnitude: float  # max over keys of |scale| * sum |q_d k_d|
     largest_product: float  # max over keys and d of |scale * q_d k_d|
-    largest_sum: float  # max over keys and n of |scale * sum of the first n q_d k_d|
+    largest_cut: float  # what tensor cores may cut from a score, in units of 2^-24 (cut_sums.py)
     spread: list[float]  # [v_dim]: sqrt(sum p^2 v^2)
     deviation: list[float]  # [v_dim]: sum p |v - out|
     v_mass: list[float]  # [v_dim]: sum |v| / sum of the softmax
@@ -76,8 +76,8 @@ class ReferenceRow:
 
 def score_bound(row, head_dim, a):
     walk = math.sqrt(head_dim) * row.magnitude
-    cut_off = head_dim / 8 * row.largest_sum if a.cuts_sums else 0.0
-    return a.sum_unit * (4 * row.magnitude + max(walk, cut_off))
+    cut = row.largest_cut if a.cuts_sums else 0.0
+    return a.sum_unit * (4 * row.magnitude + max(walk, cut))
 
 
 def _score_error(row, head_dim, a):

@@ -259,6 +259,7 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
   o.magnitude = whole.magnitude;
   o.largest_product = whole.largest_product;
   o.largest_sum = whole.largest_sum;
+  o.largest_cut = whole.largest_cut;
   o.kv_len = whole.kv_len;
   o.equal_keys = whole.equal_keys;
   o.may_be_poisoned.assign(o.rows.size(), 0);

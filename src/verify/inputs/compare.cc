@@ -83,14 +83,14 @@ Arithmetic arithmetic_of(DType out, DType probability) {
 }
 
 double score_bound(const reference::Oracle& o, std::size_t row, const Arithmetic& a) {
-  // Roundings of scale, maximum and exponent, plus the random walk of a dot product or, with
-  // truncation, the loss per eight products.
+  // Roundings of scale, maximum and exponent, plus the random walk of a dot product or, on tensor
+  // cores, what they cut.
   const auto head_dim = static_cast<double>(o.head_dim);
   const double walk = std::sqrt(head_dim) * o.magnitude[row];
-  const double truncation = a.truncates_sums ? head_dim / 8 * o.largest_sum[row] : 0.0;
+  const double cut = a.truncates_sums ? o.largest_cut[row] : 0.0;
   // 8-bit tensor cores truncate the sum so far each time they add 32 products.
   const double sums = a.product_unit / 32 * (head_dim / 32) * o.largest_sum[row];
-  return a.sum_unit * (4 * o.magnitude[row] + std::max(walk, truncation)) + sums;
+  return a.sum_unit * (4 * o.magnitude[row] + std::max(walk, cut)) + sums;
 }
 
 /// Roundings of one sign in sums over keys: equal terms round alike until the sum has grown. Tiles

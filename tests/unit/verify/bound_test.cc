@@ -73,22 +73,22 @@ TEST(Bound, EqualsTheDocumentedFormula) {
   }
 }
 
-// A 16-bit P means tensor cores, which truncate the sums of scores.
-TEST(Bound, IsLargerForTruncatedSums) {
+// A 16-bit P means tensor cores, which cut the sums of scores.
+TEST(Bound, IsLargerForCutSums) {
   Judged judged(default_inputs(7));
   reference::Oracle& o = judged.oracle;
   o.head_dim = 256;
   o.magnitude[3] = 2;
-  o.largest_sum[3] = 0.5;
+  o.largest_cut[3] = 20;
   const auto bound = [&](DType p) {
     return verify::score_bound(o, 3, verify::arithmetic_of(p, p));
   };
   const double u = unit(DType::f32), rounded = u * (4 + 16) * 2;
   for (const DType p : {DType::f32, DType::f16, DType::bf16}) EXPECT_DOUBLE_EQ(bound(p), rounded);
-  o.largest_sum[3] = 2;
+  o.largest_cut[3] = 64;
   EXPECT_DOUBLE_EQ(bound(DType::f32), rounded);
-  EXPECT_DOUBLE_EQ(bound(DType::f16), u * (4 + 32) * 2);
-  EXPECT_DOUBLE_EQ(bound(DType::bf16), u * (4 + 32) * 2);
+  EXPECT_DOUBLE_EQ(bound(DType::f16), u * (8 + 64));
+  EXPECT_DOUBLE_EQ(bound(DType::bf16), u * (8 + 64));
 }
 
 double bound_of(const Inputs& inputs, DType out = DType::none) {
