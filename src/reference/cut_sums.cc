@@ -106,7 +106,8 @@ void Block::end(double* bounds) {
   if (products_ > 0) cut_products();
   for (std::size_t i = 0; i < count_; ++i) {
     const float one_sign = (from_products_[i] + std::fabs(difference_[i])) / 2;
-    bounds[i] = std::isfinite(sum_[i]) ? (one_sign + from_sums_[i]) / kUnit : sum_[i];
+    const float bound = (one_sign + from_sums_[i]) / kUnit;
+    bounds[i] = std::isfinite(bound) ? bound : 0.f;
   }
 }
 

@@ -21,7 +21,7 @@ struct Factors {
 };
 
 /// What tensor cores may cut from Σ_k x[k]·y[k][i] for each i < count, in units of 2⁻²⁴. y is
-/// [x's size][count]. Not finite where the sum is not, in f32.
+/// [x's size][count]. 0 where the sum is not finite in f32.
 std::vector<double> cut_sums(const Factors& x, const Factors& y, std::size_t count);
 
 }  // namespace flashcore::reference

@@ -222,8 +222,7 @@ void find_magnitudes(const Problem& p, const RowScores& s, RowSoftmax& x) {
     if (std::isfinite(product)) x.largest_product = std::max(x.largest_product, product);
     const double sum = std::fabs(p.scale) * s.largest_sum[j];
     if (std::isfinite(sum)) x.largest_sum = std::max(x.largest_sum, sum);
-    const double cut = std::fabs(p.scale) * s.cut[j];
-    if (std::isfinite(cut)) x.largest_cut = std::max(x.largest_cut, cut);
+    x.largest_cut = std::max(x.largest_cut, std::fabs(p.scale) * s.cut[j]);
   }
 }
 

@@ -46,10 +46,11 @@ struct Keys {
   std::int64_t b = -1, head = -1;
   Lengths lengths{};
   std::vector<double> k, v;
-  Factors v_factors;  // of v, [v_dim][kv_len]
+  Factors v_factors;  // of v, [v_dim][kv_len]; empty unless tensor cores multiply it
 };
 
-void load_keys(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t head, Keys& keys) {
+void load_keys(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t head,
+               bool cuts_sums, Keys& keys) {
   if (keys.b == b && keys.head == head) return;
   keys.b = b, keys.head = head;
   keys.lengths = lengths_of(p, t, b);
@@ -60,7 +61,7 @@ void load_keys(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
     for (std::int64_t c = 0; c < p.v_dim; ++c) keys.v.push_back(read(t.v, p.v, b, head, row, c));
   }
   keys.v_factors.clear();
-  for (std::int64_t c = 0; c < p.v_dim; ++c) {
+  for (std::int64_t c = 0; cuts_sums && c < p.v_dim; ++c) {
     for (std::int64_t j = 0; j < keys.lengths.kv_len; ++j) {
       keys.v_factors.add(keys.v[static_cast<std::size_t>(j * p.v_dim + c)], p.v.dtype);
     }
@@ -313,7 +314,7 @@ void GradientSums::add_alike_terms(const Pairs& pairs, std::size_t at) {
 
 void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   const RowId& id = forward.rows[r];
-  load_keys(p_, t_, id.b, id.h / group_, keys_);
+  load_keys(p_, t_, id.b, id.h / group_, a_.truncates_sums, keys_);
   const std::vector<double>& scores = forward.scores[r];
   if (!result_.ds.empty()) result_.ds[r].assign(scores.size(), 0.0);
   if (forward.lse[r] == kNothing) return;

@@ -55,8 +55,8 @@ void add_products(const TensorCore& core, int depth, int columns, const float (*
   for (int first = 0; first < depth; first += core.step) {
     const int last = std::min(depth, first + core.step);
     for (int row = 0; row < 16; ++row) {
-      std::int32_t top[kColumns];
-      double scale[kColumns], sum[kColumns];
+      std::int32_t top[kColumns] = {};
+      double scale[kColumns] = {}, sum[kColumns] = {};
       for (int n = 0; n < columns; ++n) top[n] = alignment_of(c[row][n], -126);
       for (int k = first; k < last; ++k) {
         const std::int32_t exponent = alignment_of(a[k][row], core.least_a);
