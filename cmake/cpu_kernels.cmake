@@ -7,10 +7,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   list(APPEND FLASHCORE_ISAS neon)
   set(FLASHCORE_ISA_FLAGS_neon "")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND FLASHCORE_ISAS avx2 avx512 amx)
+  list(APPEND FLASHCORE_ISAS avx2 avx512 vnni amx)
   set(FLASHCORE_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
   set(FLASHCORE_ISA_FLAGS_avx512
     -mavx2 -mfma -mf16c -mavx512f -mavx512vl -mavx512bw -mavx512dq -mprefer-vector-width=512)
+  set(FLASHCORE_ISA_FLAGS_vnni ${FLASHCORE_ISA_FLAGS_avx512} -mavx512vnni)
   set(FLASHCORE_ISA_FLAGS_amx ${FLASHCORE_ISA_FLAGS_avx512} -mamx-tile -mamx-bf16)
 endif()
 # flashcore_add_cpu_kernel(<target> <isa> <flags>): the object library of one instruction set.

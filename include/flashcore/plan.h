@@ -17,7 +17,8 @@ enum class Isa : std::int32_t {
   neon,
   avx2,
   avx512,
-  amx,  ///< AMX bf16 on top of avx512
+  vnni,  ///< integer dot products on top of avx512
+  amx,   ///< AMX bf16 on top of vnni
   plain [[deprecated("use Isa::generic")]] = generic,
 };
 

@@ -95,6 +95,7 @@ const char* to_string(Isa isa) noexcept {
     case Isa::neon: return "neon";
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";
+    case Isa::vnni: return "vnni";
     case Isa::amx: return "amx";
   }
   return "unknown";

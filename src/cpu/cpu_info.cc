@@ -127,7 +127,7 @@ bool has_amx() noexcept {
 Isa requested_isa(Isa best) noexcept {
   const char* text = std::getenv("FLASHCORE_ISA");
   if (text == nullptr) return best;
-  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::vnni, Isa::amx}) {
     if (std::strcmp(text, to_string(isa)) != 0) continue;
     return isa_available(isa) && isa_kernels(isa) != nullptr ? isa : best;
   }
@@ -149,7 +149,8 @@ bool isa_available(Isa isa) noexcept {
       return isa_available(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq");
-    case Isa::amx: return isa_available(Isa::avx512) && has_amx();
+    case Isa::vnni: return isa_available(Isa::avx512) && __builtin_cpu_supports("avx512vnni");
+    case Isa::amx: return isa_available(Isa::vnni) && has_amx();
 #endif
     default: return false;
   }
@@ -159,7 +160,7 @@ DeviceInfo query_cpu() noexcept {
   DeviceInfo info;
   info.device = {DeviceType::cpu, 0};
   info.isa = Isa::generic;
-  for (const Isa isa : {Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (const Isa isa : {Isa::neon, Isa::avx2, Isa::avx512, Isa::vnni, Isa::amx}) {
     if (isa_available(isa) && isa_kernels(isa) != nullptr) info.isa = isa;
   }
   info.isa = requested_isa(info.isa);

@@ -28,6 +28,7 @@ extern const IsaKernels kGenericKernels;
 extern const IsaKernels kNeonKernels;
 extern const IsaKernels kAvx2Kernels;
 extern const IsaKernels kAvx512Kernels;
+extern const IsaKernels kVnniKernels;
 extern const IsaKernels kAmxKernels;
 
 }  // namespace flashcore::cpu

@@ -15,6 +15,7 @@ inline const IsaKernels* isa_kernels(Isa isa) noexcept {
 #elif defined(__x86_64__)
     case Isa::avx2: return &kAvx2Kernels;
     case Isa::avx512: return &kAvx512Kernels;
+    case Isa::vnni: return &kVnniKernels;
     case Isa::amx: return &kAmxKernels;
 #endif
     default: return nullptr;

@@ -31,7 +31,7 @@ class Info(CommandTest):
 
     def test_devices(self):
         text = self.call("info").stdout
-        self.assertRegex(text, r"cpu +\S.*, \d+ threads?, instruction set (neon|avx2|avx512|amx|generic)")
+        self.assertRegex(text, r"cpu +\S.*, \d+ threads?, instruction set (neon|avx2|avx512|vnni|amx|generic)")
         self.assertRegex(text, r"cuda(:\d+| +not used: \S)")
         self.assertRegex(text, r"source +[0-9a-f]{16} whole library")
 

@@ -96,6 +96,18 @@ class CheckIsaLeaks(unittest.TestCase):
             self.assertEqual("tilerelease" in said, leaks)
             os.remove(os.path.join(self.build, "CMakeFiles", f"flashcore_cpu_{isa}.dir", "file.cc.o"))
 
+    @unittest.skipUnless(platform.machine() == "x86_64", "VNNI exists on x86-64 only")
+    def test_dot_products_in_other_kernels_and_in_their_own(self):
+        table = TABLE.replace("return a + b",
+                              'asm volatile("vpdpbusd %zmm0, %zmm1, %zmm2"); return a + b')
+        for isa, leaks in (("avx512", True), ("vnni", False)):
+            self.compile("flashcore_cpu_" + isa, table.replace("kGeneric", "k" + isa.capitalize()),
+                         ["-mavx512f"])
+            code, said = self.check()
+            self.assertEqual(code, 1 if leaks else 0, said)
+            self.assertEqual("vpdpbusd" in said, leaks)
+            os.remove(os.path.join(self.build, "CMakeFiles", f"flashcore_cpu_{isa}.dir", "file.cc.o"))
+
     def test_a_folder_without_a_build_is_an_error(self):
         with tempfile.TemporaryDirectory() as empty:
             self.build = empty

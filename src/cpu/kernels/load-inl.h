@@ -166,33 +166,40 @@ void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
                });
 }
 
-/// Loads one row of Q, scaled.
+/// Loads one row of Q without any scale. Returns the scale of an 8-bit row, otherwise 1.
 template <typename T, typename Storage>
-void load_query(T* to, const WorkTile<T>& work, std::int32_t row, T factor) {
+float load_query_values(T* to, const WorkTile<T>& work, std::int32_t row) {
   const AttentionParams& p = work.params;
   const std::int32_t head = work.head_of(row), query = work.query_of(row);
   const std::int64_t at = core::row_offset(p.q_strides, work.b, head, work.sequence.q_row + query);
+  float scale = 1.f;
   if (core::is_8bit(p.q_element)) {
     const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
     const float* values = values_of(p.q_element);
-    const float scale = core::row_scale(p, p.q_element, p.q_scale, work.b, head, query);
+    scale = core::row_scale(p, p.q_element, p.q_scale, work.b, head, query);
     const std::uint32_t mask = core::code_mask(p) & 0xff;
     for (std::int32_t d = 0; d < p.head_dim; ++d) {
-      to[d] = static_cast<T>(values[from[d * p.q_strides.column] & mask] * scale) * factor;
+      to[d] = static_cast<T>(values[from[d * p.q_strides.column] & mask]);
     }
   } else {
     const Storage* from = static_cast<const Storage*>(p.q) + at;
     std::int32_t d = 0;
     if (p.q_strides.column == 1) {
-      for (; d + kLanes<T> <= p.head_dim; d += kLanes<T>) {
-        store(to + d, load_widened(from + d) * splat(factor));
-      }
+      for (; d + kLanes<T> <= p.head_dim; d += kLanes<T>) store(to + d, load_widened(from + d));
     }
-    for (; d < p.head_dim; ++d) {
-      to[d] = widen<T>(from[d * p.q_strides.column]) * factor;
-    }
+    for (; d < p.head_dim; ++d) to[d] = widen<T>(from[d * p.q_strides.column]);
   }
   if (p.fault.is(InjectedFault::head_dim_truncated)) to[p.head_dim - 1] = T(0);
+  return scale;
+}
+
+/// Loads one row of Q, scaled.
+template <typename T, typename Storage>
+void load_query(T* to, const WorkTile<T>& work, std::int32_t row, T factor) {
+  const float scale = load_query_values<T, Storage>(to, work, row);
+  for (std::int32_t d = 0; d < work.params.head_dim; ++d) {
+    to[d] = to[d] * static_cast<T>(scale) * factor;
+  }
 }
 
 /// Loads Q of the tile, scaled and transposed: q_tile[panel][d][row in panel]. Rows past the end

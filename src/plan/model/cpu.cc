@@ -10,6 +10,8 @@ namespace {
 // of the 12 and 6 keys of its register tiles.
 constexpr CpuTuningRow kMultiplesOf4[] = {{64, 128}, {128, 64}, {256, 32}, {576, 16}};
 constexpr CpuTuningRow kMultiplesOf12[] = {{64, 96}, {128, 48}, {256, 24}, {576, 12}};
+// VNNI multiplies 16 keys at a time, which stay in 8 bits.
+constexpr CpuTuningRow kVnni[] = {{64, 96}, {128, 64}, {256, 32}, {576, 16}};
 // AMX multiplies 32 keys at a time. The scores and P of a panel of 32 rows stay in the L1 cache, K
 // and V in the L2 cache.
 constexpr CpuTuningRow kAmx[] = {{128, 256}, {256, 128}, {576, 64}};
@@ -27,6 +29,12 @@ bool has_too_few_rows_for_parts(const KernelInfo& kernel, const Problem& problem
   return packed_rows(kernel, problem) <= (kernel.dtype == DType::f32 ? 128 : 32);
 }
 
+/// VNNI kernels multiply Q by integers. Other keys are widened by all kernels for few rows.
+bool has_integer_keys(const Problem& problem) noexcept {
+  const DType k = problem.k.dtype;
+  return k == problem.v.dtype && (k == DType::int8 || k == DType::u8);
+}
+
 /// A kernel for few rows is the best one for them and the worst for others. All others tie but for
 /// AMX kernels that split their operands, and the first one wins: the list begins with the widest
 /// instruction set.
@@ -35,7 +43,9 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   if (kernel.tile_q > core::kGemvRows) {
     return {has_too_few_rows_for_parts(kernel, problem) ? 1.5 : 1.0};
   }
-  return {packed_rows(kernel, problem) <= core::kGemvRows ? 0.0 : 2.0};
+  if (packed_rows(kernel, problem) > core::kGemvRows) return {2.0};
+  if (kernel.isa != Isa::vnni) return {0.5};
+  return {has_integer_keys(problem) ? 0.0 : 0.75};
 }
 
 // AMX kernels pack K and V once per work tile. Twice the rows halve that, if every thread still has
@@ -52,6 +62,7 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept {
   if (isa == Isa::amx) return kAmx;
+  if (isa == Isa::vnni) return kVnni;
   if (isa == Isa::avx2 || isa == Isa::avx512) return kMultiplesOf12;
   return kMultiplesOf4;
 }

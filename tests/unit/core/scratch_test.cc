@@ -41,7 +41,7 @@ void expect_disjoint(CpuOperands operands, std::int64_t tile_q, std::int64_t til
 }
 
 TEST(Scratch, PartsAreDisjointAndInsideForEveryTuningRow) {
-  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::vnni, Isa::amx}) {
     for (const CpuTuningRow& row : cpu_tuning(isa)) {
       for (const std::int64_t d : {std::int64_t{1}, std::int64_t{63}, std::int64_t{row.max_dim}}) {
         for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {

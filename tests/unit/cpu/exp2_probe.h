@@ -11,6 +11,6 @@ struct Exp2Probe {
   void (*natural_doubles)(const double* x, double* result, int count);
 };
 
-extern const Exp2Probe kExp2Generic, kExp2Neon, kExp2Avx2, kExp2Avx512, kExp2Amx;
+extern const Exp2Probe kExp2Generic, kExp2Neon, kExp2Avx2, kExp2Avx512, kExp2Vnni, kExp2Amx;
 
 }  // namespace flashcore::test

@@ -28,9 +28,8 @@ const Named kProbes[] = {
 #if defined(__aarch64__)
     {Isa::neon, &kExp2Neon},
 #elif defined(__x86_64__)
-    {Isa::avx2, &kExp2Avx2},
-    {Isa::avx512, &kExp2Avx512},
-    {Isa::amx, &kExp2Amx},
+    {Isa::avx2, &kExp2Avx2},       {Isa::avx512, &kExp2Avx512},
+    {Isa::vnni, &kExp2Vnni},       {Isa::amx, &kExp2Amx},
 #endif
 };
 

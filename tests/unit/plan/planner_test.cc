@@ -93,17 +93,41 @@ TEST(Planner, BatchInvariantCpuPlansDoNotDependOnTheRows) {
   }
 }
 
+/// The kernel for 8-bit keys.
+std::string kernel_for_codes(const char* device, DType dtype, std::int64_t q_len, DType k, DType v,
+                             const Options& options = {}) {
+  const DeviceInfo info = *named_device(device);
+  Problem problem = *dense_problem(dtype, 1, 8, 8, q_len, 512, 64, 64, options, info.device);
+  problem.k.dtype = k;
+  problem.v.dtype = v;
+  const Result<Plan> plan = make_plan(problem, info);
+  return plan.ok() ? plan->kernel->id : plan.status().message();
+}
+
 TEST(Planner, KernelsThatTakeOneInputFormatLeaveOthersToTheRest) {
-  const Result<DeviceInfo> device = named_device("cpu-amx");
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     for (const std::int64_t q_len : {1, 512}) {
-      Problem problem = *dense_problem(dtype, 1, 8, 8, q_len, 512, 64, 64, {}, device->device);
-      problem.k.dtype = problem.v.dtype = DType::int8;
-      const Result<Plan> plan = make_plan(problem, *device);
-      ASSERT_TRUE(plan.ok()) << plan.status().message();
       const std::string kernel = std::string("fwd_avx512_") + to_string(dtype);
-      EXPECT_EQ(plan->kernel->id, q_len == 1 ? kernel + "_q16" : kernel);
+      EXPECT_EQ(kernel_for_codes("cpu-amx", dtype, q_len, DType::e4m3, DType::e4m3),
+                q_len == 1 ? kernel + "_q16" : kernel);
     }
+  }
+}
+
+TEST(Planner, FewRowsOfIntegerKeysUseDotProducts) {
+  for (const DType keys : {DType::int8, DType::u8}) {
+    const auto kernel = [&](const char* device, DType dtype, std::int64_t q_len = 1) {
+      return kernel_for_codes(device, dtype, q_len, keys, keys);
+    };
+    EXPECT_EQ(kernel("cpu-amx", DType::f16), "fwd_vnni_f16_q16");
+    EXPECT_EQ(kernel("cpu-amx", DType::bf16, 16), "fwd_vnni_bf16_q16");
+    EXPECT_EQ(kernel("cpu-amx", DType::bf16, 17), "fwd_avx512_bf16");
+    EXPECT_EQ(kernel("cpu-amx", DType::f32), "fwd_avx512_f32_q16");
+    EXPECT_EQ(kernel("cpu-avx512", DType::f16), "fwd_avx512_f16_q16");
+    EXPECT_EQ(kernel_for_codes("cpu-amx", DType::f16, 1, keys, DType::e4m3), "fwd_avx512_f16_q16");
+    Options invariant;
+    invariant.reproducibility = Reproducibility::batch_invariant;
+    EXPECT_EQ(kernel_for_codes("cpu-amx", DType::f16, 1, keys, keys, invariant), "fwd_avx512_f16");
   }
 }
 
