@@ -1,4 +1,4 @@
-// Extreme biases, sinks and softcaps on every kernel that supports them.
+// Extreme biases, sinks, softcaps and slopes on every kernel that supports them.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -137,6 +137,26 @@ TEST_F(Extremes, EverySoftcapIsRight) {
       if (cap > core::kLargestShortCap) spec.options.kernel = nullptr;  // the planner's choice
       SCOPED_TRACE(std::string(kernel->id) + ", softcap " + std::to_string(cap));
       const verify::CaseMemory memory(spec);
+      GpuCase on_gpu(memory);
+      expect_right(memory, on_gpu.direct(memory, nullptr), on_gpu.plan());
+    }
+  }
+}
+
+TEST_F(Extremes, EverySlopeIsRight) {
+  for (const KernelInfo* kernel : runnable_kernels()) {
+    for (const double scale : {0.125, -0.125, 0.0}) {
+      verify::CaseSpec spec = spec_of(*kernel, false, false);
+      spec.alibi = 1;
+      spec.options.causal = true;
+      spec.options.scale = scale;
+      SCOPED_TRACE(std::string(kernel->id) + ", scale " + std::to_string(scale));
+      const verify::CaseMemory memory(spec);
+      const TensorView& slopes = memory.tensors().alibi_slopes;
+      const double values[] = {0, -0.3, 1e-9, 1e9};  // of the four query heads
+      for (std::int64_t head = 0; head < 4; ++head) {
+        verify::store(slopes.data, slopes.dtype, head, values[head]);
+      }
       GpuCase on_gpu(memory);
       expect_right(memory, on_gpu.direct(memory, nullptr), on_gpu.plan());
     }
