@@ -57,6 +57,8 @@ set(FLASHCORE_GENERAL_sm90_bwd bwd_kernel_general)
 set(FLASHCORE_BIAS_sm90_fwd bias_kernel)
 # Families with another kernel for calls with a boolean mask only: a function likewise.
 set(FLASHCORE_MASKED_sm80_fwd masked_kernel)
+# Families with other kernels for calls with key ranges: a function of the entry.
+set(FLASHCORE_RANGES_sm90_fwd ranges_kernel)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)
@@ -127,6 +129,10 @@ if(FLASHCORE_HAS_CUDA)
     if(DEFINED FLASHCORE_MASKED_${family}_${op})
       set(masked "${family}::${FLASHCORE_MASKED_${family}_${op}}<Config_${id}>()")
     endif()
+    set(ranges "&${family}::${general}<Config_${id}>")
+    if(DEFINED FLASHCORE_RANGES_${family}_${op})
+      set(ranges "${family}::${FLASHCORE_RANGES_${family}_${op}}<Config_${id}>(entry)")
+    endif()
     set(form ${op})
     set(plain ${op}_kernel)
     if(id MATCHES "_fused$")
@@ -137,6 +143,7 @@ if(FLASHCORE_HAS_CUDA)
       set(general finish_dq)
       set(bias "&${family}::finish_dq<Config_${id}>")
       set(masked "${bias}")
+      set(ranges "${bias}")
     endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
@@ -147,10 +154,11 @@ static_assert(sizeof(${family}::${storage}<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}(KernelEntry entry) {
   return reinterpret_cast<const void*>(
-      entry == KernelEntry::plain    ? &${family}::${plain}<Config_${id}>
-      : entry == KernelEntry::bias   ? ${bias}
-      : entry == KernelEntry::masked ? ${masked}
-                                     : &${family}::${general}<Config_${id}>);
+      entry == KernelEntry::plain     ? &${family}::${plain}<Config_${id}>
+      : entry == KernelEntry::bias    ? ${bias}
+      : entry == KernelEntry::masked  ? ${masked}
+      : entry == KernelEntry::general ? &${family}::${general}<Config_${id}>
+                                      : ${ranges});
 }
 ")
   endforeach()

@@ -174,11 +174,16 @@ struct Plan {
     std::int64_t keys_per_tail_split = 0;
     [[deprecated("use keys_per_tail_split")]] std::int64_t keys_per_part;
   };
+  /// Key ranges of a batch-invariant call (sm_90): a row's keys are read in parts of
+  /// keys_per_range, and the results of the parts are merged in order. 1: all keys at once.
+  std::int32_t key_ranges = 1;      ///< most ranges of a row
+  std::int64_t keys_per_range = 0;  ///< depends on the kernel only
+  bool ranges_apart = false;        ///< on several CTAs, which changes no bit
 
   // Byte offsets into the workspace. The header comes first.
   std::size_t scratch_offset = 0;  ///< CPU: tiles of each thread
   std::size_t scratch_bytes_per_thread = 0;
-  /// [splits, batch, q_heads, q_len, v_dim], or the partial results of tail splits.
+  /// [splits, batch, q_heads, q_len, v_dim], or the partial results of tail splits or key ranges.
   std::size_t partial_out_offset = 0;
   std::size_t partial_lse_offset = 0;  ///< [splits, batch, q_heads, q_len]
   std::size_t packed_mask_offset = 0;  ///< boolean or block mask as bits (large tiles)

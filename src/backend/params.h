@@ -26,7 +26,7 @@ core::CombineParams make_combine_params(const Plan& plan,
 struct WorkList {
   core::TileScheduler order;
   core::PackGqa heads;
-  core::TailSplit tail;
+  core::TailSplit tail;        ///< or the key ranges of every tile, if they are apart
   std::int32_t num_scheduled;  ///< tiles and tail splits
 };
 WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept;

@@ -30,6 +30,7 @@ inline constexpr TunedSchedule kTunedSchedules[] = {
     {false, 64, 64, 128, {false, false, 2, 1, true, false, false}},
     {false, 96, 192, 96, {false, true, 1, 1, false, true, false}},
     {false, 128, 128, 128, {false, true, 1, 1, false, true, false}},
+    {false, 128, 64, 160, {false, true, 1, 1, false, true, false}},
     {false, 128, 128, 160, {false, true, 1, 1, false, true, false}},
     {false, 128, 128, 176, {false, true, 1, 4, false, false, false}},
     {false, 192, 128, 112, {true, true, 1, 1, true, false, false}},

@@ -12,7 +12,9 @@ enum class KernelEntry {
             // dq
   bias,     // a bias and all other options
   masked,   // a boolean mask, which the fast path lacks, and no other option
+  ranges,   // key ranges (core/key_ranges.h) and no option beyond those of the fast path
+  general_ranges,  // key ranges and all options but a bias
 };
-inline constexpr int kKernelEntries = 4;
+inline constexpr int kKernelEntries = 6;
 
 }  // namespace flashcore::cuda

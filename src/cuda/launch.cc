@@ -98,8 +98,11 @@ bool is_plain(const FamilyTraits& traits, const core::AttentionParams& call) noe
          call.out_element != core::Element::f32;
 }
 
-KernelEntry entry_for(const FamilyTraits& traits, const core::AttentionParams& call) noexcept {
-  if (is_plain(traits, call)) return KernelEntry::plain;
+KernelEntry entry_for(const Plan& plan, const core::AttentionParams& call) noexcept {
+  const FamilyTraits& traits = traits_of(*plan.kernel);
+  const bool plain = is_plain(traits, call);
+  if (plan.key_ranges > 1) return plain ? KernelEntry::ranges : KernelEntry::general_ranges;
+  if (plain) return KernelEntry::plain;
   if (call.fast_layout && (call.score_mods & traits.general_mods) == core::kMaskMod) {
     return KernelEntry::masked;
   }
@@ -145,7 +148,7 @@ Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int devi
 
 Status launch_attention(const Plan& plan, const core::AttentionParams& params, Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const void* entry = entry_of(kernel, entry_for(traits_of(kernel), params));
+  const void* entry = entry_of(kernel, entry_for(plan, params));
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);

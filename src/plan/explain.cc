@@ -68,6 +68,10 @@ void append_tiles(std::string& text, const Plan& plan) {
     append(text, "           tail: the last %lld in %d splits of %lld keys\n", ll{plan.tail_tiles},
            plan.tail_splits, ll{plan.keys_per_tail_split});
   }
+  if (plan.key_ranges > 1) {
+    append(text, "           up to %d ranges of %lld keys, %s, merged in order\n", plan.key_ranges,
+           ll{plan.keys_per_range}, plan.ranges_apart ? "on several CTAs" : "one after the other");
+  }
   append(text, "splits     %d", plan.splits);
   if (plan.splits > 1) {
     append(text, " of %lld keys, %s", ll{plan.keys_per_split}, combine_text(plan.combine));
@@ -80,7 +84,7 @@ void append_workspace(std::string& text, const Plan& plan) {
   if (plan.scratch_bytes_per_thread > 0) {
     append(text, ", scratch %d x %zu", plan.device.threads, plan.scratch_bytes_per_thread);
   }
-  if (plan.splits > 1 || plan.tail_tiles > 0) {
+  if (plan.splits > 1 || plan.tail_tiles > 0 || plan.key_ranges > 1) {
     append(text, ", partials %zu", plan.workspace_bytes - plan.partial_out_offset);
   }
   text += ")\n";

@@ -102,6 +102,7 @@ Status plan_problem(const Problem& problem, const DeviceInfo& device, Plan& plan
   FLASHCORE_RETURN_IF_ERROR(plan_workspace(plan));  // rejects counts that would overflow below
   plan.num_tiles = tiles * plan.splits;
   plan.combine = combine_mode(kernel, splits, tiles);
+  if (has_key_ranges(kernel, problem)) return apply_key_ranges(plan);
   const TailPlan tail = model.plan_tail(kernel, problem, device);
   return tail.tiles > 0 ? apply_tail_split(plan, tail.tiles, tail.splits) : Status();
 }

@@ -124,6 +124,13 @@ bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept;
 /// tiles) and enlarges the workspace. The kernel must support tail splits.
 Status apply_tail_split(Plan& plan, std::int64_t tiles, std::int64_t splits) noexcept;
 
+/// True if a kernel reads the keys of the problem in ranges of fixed length (core/key_ranges.h).
+bool has_key_ranges(const KernelInfo& kernel, const Problem& problem) noexcept;
+
+/// Sets the key ranges of a plan whose kernel has them, and enlarges the workspace. They are apart
+/// if that gives idle SMs work and takes little workspace.
+Status apply_key_ranges(Plan& plan) noexcept;
+
 /// The reason as text, with the numbers of this kernel, problem and device.
 std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& problem,
                        const DeviceInfo& device);

@@ -2,9 +2,11 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/key_ranges.h"
 #include "core/packed_mask.h"
 #include "core/params.h"
 #include "core/scratch.h"
+#include "plan/divide.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
 
@@ -64,6 +66,14 @@ Status plan_workspace(Plan& plan) noexcept {
     plan.partial_out_offset = end;
     end += aligned(partials * static_cast<std::size_t>(sm90_shape(*plan.kernel).partial_bytes()));
   }
+  if (plan.key_ranges > 1) {
+    const std::int64_t partials =
+        plan.ranges_apart ? plan.num_tiles * plan.key_ranges
+                          : std::min<std::int64_t>(plan.num_tiles, plan.device.sm_count);
+    plan.partial_out_offset = end;
+    end += aligned(static_cast<std::size_t>(partials) *
+                   static_cast<std::size_t>(sm90_shape(*plan.kernel).partial_bytes()));
+  }
   if (packs_mask(*plan.kernel)) {
     if (const std::size_t bytes = packed_mask_bytes(p); bytes > 0) {
       plan.packed_mask_offset = end;
@@ -84,13 +94,27 @@ Status apply_tail_split(Plan& plan, std::int64_t tiles, std::int64_t splits) noe
   return plan_workspace(plan);
 }
 
+Status apply_key_ranges(Plan& plan) noexcept {
+  constexpr std::int64_t kMostPartialsPerSm = 8;
+  plan.keys_per_range = std::int64_t{core::kRangeTiles} * plan.tile_k;
+  const std::int64_t ranges =
+      std::max<std::int64_t>(ceil_div(plan.problem.kv_len, plan.keys_per_range), 1);
+  plan.key_ranges = static_cast<std::int32_t>(ranges);
+  const std::int64_t counters = plan.num_tiles * plan.tile_q / core::kWarpRows;
+  plan.ranges_apart = ranges > 1 && counters < core::kMaxCounters &&
+                      plan.num_tiles <= kMostPartialsPerSm * plan.device.sm_count / ranges;
+  return plan_workspace(plan);
+}
+
 // Counters: make_params() gives them to every kernel that combines its own splits, even if a
 // cluster does it in the end. A persistent kernel counts the tail splits of a tile, and fetches
 // tiles by a counter if there are more tiles than CTAs.
 bool uses_header(const Plan& plan) noexcept {
   const bool counts_splits =
       plan.combine == CombineMode::last_cta || plan.combine == CombineMode::cluster;
-  if (plan.problem.options.checked || counts_splits || plan.tail_tiles > 0) return true;
+  if (plan.problem.options.checked || counts_splits || plan.tail_tiles > 0 || plan.ranges_apart) {
+    return true;
+  }
   return plan.kernel != nullptr && is_persistent(*plan.kernel) &&
          plan.num_tiles > plan.device.sm_count;
 }

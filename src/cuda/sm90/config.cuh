@@ -83,11 +83,18 @@ struct Config {
   // 16-bit formats can hold.
   static constexpr float kRescaleThresholdLog2 = kFp8 ? 0.f : 8.f;
   static constexpr bool kPackGqa = kShape.packs_gqa();
+  static constexpr bool kKeyRanges = false;
   static constexpr bool kTakesMask = kShape.takes_mask();
   static constexpr bool kTakesBias = kShape.takes_bias();
   static constexpr bool kSpareRegisters = kShape.has_spare_registers();
   static constexpr bool kCapsExponents = kShape.caps_exponents();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
+};
+
+/// The kernel for calls with key ranges, which excludes tail splits (core/key_ranges.h).
+template <typename C>
+struct RangesConfig : C {
+  static constexpr bool kKeyRanges = true;
 };
 
 template <typename Element, int kHeadDim, int kTileQ, int kTileK, int kStages, int kWarpRows,
@@ -106,8 +113,9 @@ struct TileQueries {
 };
 
 struct alignas(16) WorkTile : TileQueries, core::TileSteps {
-  std::int32_t tail_split;  // < 0: the whole tile
+  std::int32_t tail_split;  // < 0: the whole tile; with key ranges, the range, counted from 0
   std::int32_t tail_index;  // of the tile, among those that are split
+  std::int32_t ranges;      // key ranges of the tile, if the kernel has them
 };
 
 template <typename C>

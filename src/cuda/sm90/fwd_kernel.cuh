@@ -158,6 +158,29 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   run_cta<C, KernelEntry::bias>(params);
 }
 
+/// For plain calls with key ranges.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fwd_kernel_ranges(const __grid_constant__ Params params) {
+  run_cta<RangesConfig<C>, KernelEntry::plain>(params);
+}
+
+/// For other calls with key ranges.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fwd_kernel_general_ranges(const __grid_constant__ Params params) {
+  run_cta<RangesConfig<C>, KernelEntry::general>(params);
+}
+
+/// The kernels for calls with key ranges; null if C has none.
+template <typename C>
+void (*ranges_kernel(KernelEntry entry))(Params) {
+  if constexpr (C::kPackGqa) {
+    return entry == KernelEntry::ranges ? &fwd_kernel_ranges<C> : &fwd_kernel_general_ranges<C>;
+  }
+  return nullptr;
+}
+
 /// The kernel for calls with a bias; null if C takes none.
 template <typename C>
 void (*bias_kernel())(Params) {

@@ -8,10 +8,10 @@
 #include "cuda/sm90/bias.cuh"
 #include "cuda/sm90/boolean_mask.cuh"
 #include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/key_ranges.cuh"
 #include "cuda/sm90/score.cuh"
 #include "cuda/sm90/softcap.cuh"
 #include "cuda/sm90/softmax.cuh"
-#include "cuda/sm90/tail_split.cuh"
 
 namespace flashcore::cuda::sm90 {
 
@@ -210,7 +210,11 @@ struct Consumer : ConsumerWarp<C> {
   /// Epilogue.
   __device__ __forceinline__ void store_tile(TileQueueState queue) {
     const WorkTile& work = this->work(queue);
-    if constexpr (C::kPackGqa) {
+    if constexpr (C::kKeyRanges) {
+      if (work.ranges > 1 && !fold_ranges<C>(this->acc_o, this->s, this->params, work, this->t)) {
+        return;
+      }
+    } else if constexpr (C::kPackGqa) {
       if (work.tail_split >= 0 &&
           !reduce_tail_splits<C>(this->acc_o, this->s, this->params, work, this->t)) {
         return;

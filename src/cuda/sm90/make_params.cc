@@ -82,6 +82,8 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.num_scheduled = work.num_scheduled;
   params.tail_partials = call.partial_out;
   params.tail_arrivals = params.tile_counter + 1;
+  params.keys_per_range = static_cast<std::int32_t>(plan.keys_per_range);
+  params.ranges_apart = plan.ranges_apart;
   params.mask = core::packed_mask(call);
   params.score_scale = core::score_scale<float>(call);
   params.batch_invariant = plan.problem.options.reproducibility == Reproducibility::batch_invariant;

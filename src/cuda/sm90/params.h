@@ -13,14 +13,16 @@ namespace flashcore::cuda::sm90 {
 struct Params {
   core::AttentionParams call;
   core::TileScheduler order;
-  core::PackGqa heads;          // one head in a tile unless the kernel packs GQA
-  bool v_tail_dirty;            // memory past a sequence's last key is not the end of the tensor
-  std::int32_t page_box_log2;   // paged KV: log2 of the rows of a TMA box
-  std::uint32_t* tile_counter;  // next tile of the dynamic scheduler; 0 between calls
-  core::TailSplit tail;
+  core::PackGqa heads;           // one head in a tile unless the kernel packs GQA
+  bool v_tail_dirty;             // memory past a sequence's last key is not the end of the tensor
+  std::int32_t page_box_log2;    // paged KV: log2 of the rows of a TMA box
+  std::uint32_t* tile_counter;   // next tile of the dynamic scheduler; 0 between calls
+  core::TailSplit tail;          // or the key ranges of every tile, if they are apart
   std::int32_t num_scheduled;    // tiles and tail splits
-  void* tail_partials;           // partial results of the tail splits
+  void* tail_partials;           // partial results of the tail splits or key ranges
   std::uint32_t* tail_arrivals;  // per warp of a tail tile: finished splits; 0 between calls
+  std::int32_t keys_per_range;   // of key ranges (core/key_ranges.h)
+  bool ranges_apart;             // on several CTAs
   core::PackedMask mask;
   float score_scale, softcap;  // AttentionParams::score_scale and softcap
   // Softcap of small raw scores, in units of log2.

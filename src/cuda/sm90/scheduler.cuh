@@ -2,6 +2,7 @@
 // into the tile queue (core::schedule_tiles).
 #pragma once
 
+#include "core/key_ranges.h"
 #include "core/score.h"
 #include "cuda/primitives/report.cuh"
 #include "cuda/sm90/barriers.cuh"
@@ -24,13 +25,21 @@ __device__ __forceinline__ void find_scales(SharedStorage<C>& s, const Attention
 
 template <typename C>
 struct SchedulerThread : RoleThread<C> {
+  // Key ranges that are not apart: the tile, its next range and how many it has.
+  std::int32_t tile_index = 0, next_range = 0, ranges = 0;
+
   __device__ __forceinline__ std::int32_t first_index() const { return blockIdx.x; }
   __device__ __forceinline__ std::int32_t num_scheduled() const {
     return this->params.num_scheduled;
   }
 
-  /// Dynamic persistent scheduling. The counter wraps to 0 with the last fetch.
-  __device__ __forceinline__ std::int32_t fetch_tile() const {
+  /// Dynamic persistent scheduling. The counter wraps to 0 with the last fetch. Key ranges that are
+  /// not apart: the tile again until its last range.
+  __device__ __forceinline__ std::int32_t fetch_tile() {
+    if constexpr (C::kKeyRanges) {
+      if (++next_range < ranges) return tile_index;
+      next_range = 0;
+    }
     const auto ctas = static_cast<std::int32_t>(gridDim.x);
     if (num_scheduled() <= ctas) return num_scheduled();
     return ctas +
@@ -38,8 +47,8 @@ struct SchedulerThread : RoleThread<C> {
   }
 
   /// Writes the tile straight to shared memory, field by field: the thread has few registers. False
-  /// if the tile has no query.
-  __device__ __forceinline__ bool decode_work_tile(TileQueueState queue, std::int32_t index) const {
+  /// if the tile has no query, or fewer key ranges.
+  __device__ __forceinline__ bool decode_work_tile(TileQueueState queue, std::int32_t index) {
     WorkTile& s_work = this->work(queue);
     const Params& params = this->params;
     const AttentionParams& p = params.call;
@@ -70,9 +79,13 @@ struct SchedulerThread : RoleThread<C> {
     const std::int32_t first = s_work.first_query;
     s_work.queries = min(C::kTileQ >> heads.log2, s_work.seq.q_len - first);
     s_work.edges = core::mask_edges(s_work.seq.mask, first);
-    const core::TailRange range =
-        C::kPackGqa ? core::TailRange{s_work.tail_split, params.tail.kv_tiles} : core::TailRange{};
+    const core::TailRange range = C::kPackGqa && !C::kKeyRanges
+                                      ? core::TailRange{s_work.tail_split, params.tail.kv_tiles}
+                                      : core::TailRange{};
     core::KeyRange limit = core::kAllKeys;
+    if constexpr (C::kKeyRanges) {
+      if (!find_range(s_work, index, limit)) return false;
+    }
     if constexpr (C::kTakesMask) {
       if (params.mask.words != nullptr && s_work.queries > 0) {
         limit = core::visible_blocks(params.mask, s_work.b, s_work.head, first, s_work.queries);
@@ -86,6 +99,27 @@ struct SchedulerThread : RoleThread<C> {
 
   __device__ __forceinline__ void mark_end(TileQueueState queue) const {
     this->work(queue).queries = -1;
+  }
+
+ private:
+  /// Finds the keys of the tile's next range, or of the one that `index` stands for. False if the
+  /// tile does not have it.
+  __device__ __forceinline__ bool find_range(WorkTile& s_work, std::int32_t index,
+                                             core::KeyRange& limit) {
+    const Params& params = this->params;
+    const core::Mask& mask = s_work.seq.mask;
+    const std::int32_t first = s_work.first_query, last = first + max(s_work.queries, 1) - 1;
+    const core::KeyRanges found =
+        core::ranges_of({core::visible_keys(mask, first).begin, core::visible_keys(mask, last).end},
+                        params.keys_per_range);
+    if (!params.ranges_apart) {
+      tile_index = index;
+      ranges = s_work.queries > 0 ? found.count : 0;
+      s_work.tail_split = next_range;
+    }
+    s_work.ranges = found.count;
+    limit = core::keys_of_range(found.first + s_work.tail_split, params.keys_per_range);
+    return s_work.tail_split < found.count;
   }
 };
 

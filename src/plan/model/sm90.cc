@@ -22,10 +22,15 @@ constexpr double kFlopsPerCycle = 4096;  // per SM
 // 16,384 keys.
 constexpr double kTileOf128 = 2550;
 struct StepOf128 {
-  int tile_k;
+  int tile_q, tile_k;
   double cycles;
 };
-constexpr StepOf128 kStepsOf128[] = {{128, 2857}, {160, 3454}, {176, 3772}};
+constexpr StepOf128 kStepsOf128[] = {
+    {128, 128, 2857},
+    {128, 160, 3454},
+    {128, 176, 3772},
+    {64, 160, 1950},  // estimated: one warpgroup, K and V from memory
+};
 // A step whose softmax takes longer than its GEMMs, as at head_dim 64: a constant, and a time per
 // score with two or three overlapping warpgroups.
 constexpr double kSoftmaxStep = 400;
@@ -61,7 +66,7 @@ constexpr std::int64_t kMaxTailSplits = 16;
 const StepOf128* step_of_128(const KernelInfo& kernel) noexcept {
   if (kernel.head_dim != 128 || kernel.inputs == Inputs::fp8) return nullptr;
   for (const StepOf128& step : kStepsOf128) {
-    if (step.tile_k == kernel.tile_k) return &step;
+    if (step.tile_q == kernel.tile_q && step.tile_k == kernel.tile_k) return &step;
   }
   return nullptr;
 }
@@ -197,7 +202,11 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   // head_dim 128 were fitted to tiles of one length in whole waves.
   const bool equal = !masked && step_of_128(kernel) != nullptr;
   const double waves = static_cast<double>(tiles) / static_cast<double>(sms);
-  const bool mostly_padding = 2 * packed_rows(kernel, problem) <= kernel.tile_q;
+  // Kernels of head_dim 128 with few rows are for batch-invariant calls. Other calls split keys.
+  const bool few_rows_of_128 = kernel.tile_q == core::kQTileRows &&
+                               step_of_128(kernel) != nullptr &&
+                               problem.options.reproducibility == Reproducibility::deterministic;
+  const bool mostly_padding = few_rows_of_128 || 2 * packed_rows(kernel, problem) <= kernel.tile_q;
   const TailPlan tail = mostly_padding ? TailPlan{} : plan_tail(kernel, problem, device);
   const double all = tail.tiles > 0 ? static_cast<double>(divide(tiles, sms)) * each + tail.cycles
                      : tiles > 4 * sms && !equal ? waves * each
@@ -222,6 +231,12 @@ bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept {
   return traits_of(kernel).gqa_packing == GqaPacking::power_of_two &&
          sm90_shape(kernel).packs_gqa() && !is_varlen && problem.kv_len > 0 &&
          options.reproducibility == Reproducibility::deterministic;
+}
+
+bool has_key_ranges(const KernelInfo& kernel, const Problem& problem) noexcept {
+  return traits_of(kernel).gqa_packing == GqaPacking::power_of_two &&
+         sm90_shape(kernel).packs_gqa() &&
+         problem.options.reproducibility == Reproducibility::batch_invariant;
 }
 
 extern const FamilyModel kSm90Model;

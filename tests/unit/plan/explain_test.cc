@@ -127,6 +127,15 @@ TEST(Explain, NamesTheOptions) {
   }
 }
 
+TEST(Explain, NamesTheKeyRangesOfBatchInvariantCalls) {
+  const DeviceInfo h200 = *named_device("h200");
+  const Options invariant{.reproducibility = Reproducibility::batch_invariant};
+  expect_contains(explain(plan_for(h200, DType::bf16, 1, 8192, 128, invariant)),
+                  "up to 4 ranges of 2240 keys, on several CTAs, merged in order");
+  expect_contains(explain(plan_for(h200, DType::bf16, 30000, 8192, 128, invariant)),
+                  "up to 4 ranges of 2240 keys, one after the other, merged in order");
+}
+
 TEST(Explain, NamesTensorsAndAccess) {
   test::Inputs inputs;
   inputs.q = test::Tensor(DType::f32, {1, 2, 3, 8});

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "core/cluster_buffer.h"
 #include "plan/devices.h"
@@ -42,6 +43,63 @@ TEST(PlannerSplits, HopperSplitsTheTailIfSmsWouldBeIdle) {
   EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).tail_tiles, 0) << "d64 has no tail splits";
   const Options invariant{.reproducibility = Reproducibility::batch_invariant};
   EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).tail_tiles, 0);
+}
+
+// A batch-invariant call has ranges of one length, from the kernel alone. They are on several CTAs
+// where SMs would be idle.
+TEST(PlannerSplits, BatchInvariantCallsHaveKeyRangesOfOneLength) {
+  const DeviceInfo device = *named_device("h200");
+  const Options invariant{.reproducibility = Reproducibility::batch_invariant};
+  const Plan alone = planned(device, 1, 32, 8, 1, 8192, 128, invariant);
+  EXPECT_STREQ(alone.kernel->id, "fwd_sm90_bf16_d128_q64_k160");
+  EXPECT_EQ(alone.keys_per_range, 2240);
+  EXPECT_EQ(alone.key_ranges, 4);
+  EXPECT_TRUE(alone.ranges_apart);
+  EXPECT_EQ(alone.num_tiles, 8);
+  EXPECT_EQ(alone.splits, 1);
+  EXPECT_TRUE(uses_header(alone));
+  const std::size_t partial = 64 * 130 * 4;
+  EXPECT_GE(alone.workspace_bytes, alone.partial_out_offset + 8 * 4 * partial);
+
+  for (const std::int64_t batch : {1, 16, 500}) {
+    for (const std::int64_t q_len : {1, 33, 3000}) {
+      for (const std::int64_t keys : {1, 2240, 2241, 100000}) {
+        const Plan plan = planned(device, batch, 32, 8, q_len, keys, 128, invariant);
+        SCOPED_TRACE(testing::Message() << batch << ' ' << q_len << ' ' << keys);
+        EXPECT_EQ(plan.keys_per_range, 2240);
+        EXPECT_EQ(plan.key_ranges, (keys + 2239) / 2240);
+        EXPECT_EQ(plan.tail_tiles, 0);
+        if (plan.key_ranges == 1) {
+          EXPECT_EQ(plan.workspace_bytes, kWorkspaceHeaderBytes);
+          EXPECT_FALSE(plan.ranges_apart);
+        }
+        const std::size_t most = static_cast<std::size_t>(8 * device.sm_count) * 2 * partial;
+        EXPECT_LE(plan.workspace_bytes, kWorkspaceHeaderBytes + most) << "of any batch";
+      }
+    }
+  }
+  // In sequence each CTA keeps one result.
+  const Plan many = planned(device, 4, 32, 8, 4096, 4096, 128, invariant);
+  EXPECT_STREQ(many.kernel->id, "fwd_sm90_bf16_d128_k160");
+  EXPECT_FALSE(many.ranges_apart);
+  EXPECT_EQ(many.workspace_bytes,
+            many.partial_out_offset + static_cast<std::size_t>(device.sm_count) * 2 * partial);
+
+  EXPECT_EQ(planned(device, 1, 32, 8, 1, 8192, 64, invariant).key_ranges, 1) << "d64 has no ranges";
+  EXPECT_EQ(planned(device, 1, 32, 8, 1, 8192, 128).key_ranges, 1) << "may depend on the batch";
+}
+
+TEST(PlannerSplits, OnlyBatchInvariantCallsTakeTheKernelOfFewRows) {
+  const DeviceInfo device = *named_device("h200");
+  const auto takes_it = [&](std::int64_t q_len, const Options& options) {
+    const Plan plan = planned(device, 1, 32, 8, q_len, 8192, 128, options);
+    return std::string_view(plan.kernel->id) == "fwd_sm90_bf16_d128_q64_k160";
+  };
+  for (const std::int64_t q_len : {1, 8, 10, 16, 64, 4096}) {
+    EXPECT_FALSE(takes_it(q_len, {})) << q_len;
+    EXPECT_EQ(takes_it(q_len, {.reproducibility = Reproducibility::batch_invariant}), q_len <= 64)
+        << q_len;
+  }
 }
 
 // The planner uses 8-row tiles for at most 8 rows, and only if a cluster combines the splits.

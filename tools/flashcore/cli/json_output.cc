@@ -104,6 +104,7 @@ Json to_json(const Plan& plan) {
           {"keys_per_split", plan.keys_per_split},
           {"cut_items", plan.tail_tiles},
           {"item_parts", plan.tail_splits},
+          {"key_ranges", plan.key_ranges},
           {"work_items", plan.num_tiles},
           {"workspace_bytes", plan.workspace_bytes},
           {"flops", needed.flops},
