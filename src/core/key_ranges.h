@@ -10,7 +10,7 @@
 namespace flashcore::core {
 
 /// KV tiles of a range. Fewer give a single sequence more CTAs, more take less time to fold.
-inline constexpr int kRangeTiles = 14;
+inline constexpr int kRangeTiles = 12;
 
 struct KeyRanges {
   std::int32_t first;  // index of the first range

@@ -45,9 +45,9 @@ bool same_bits(const Row& a, const Row& b) {
 }
 
 TEST(KeyRanges, TheRangesContainTheVisibleKeysAndNoneIsWithout) {
-  for (const std::int32_t keys : {1, 7, 2240}) {
-    for (const std::int32_t begin : {0, 1, 6, 7, 2239, 2240, 2241, 9000}) {
-      for (const std::int32_t length : {1, 2, 7, 8, 2240, 2241, 9000}) {
+  for (const std::int32_t keys : {1, 7, 1920}) {
+    for (const std::int32_t begin : {0, 1, 6, 7, 1919, 1920, 1921, 9000}) {
+      for (const std::int32_t length : {1, 2, 7, 8, 1920, 1921, 9000}) {
         const KeyRange visible{begin, begin + length};
         const KeyRanges ranges = ranges_of(visible, keys);
         ASSERT_GE(ranges.count, 1);
@@ -67,16 +67,16 @@ TEST(KeyRanges, TheRangesContainTheVisibleKeysAndNoneIsWithout) {
 }
 
 TEST(KeyRanges, NoKeysAreOneRange) {
-  EXPECT_EQ(ranges_of({0, 0}, 2240).count, 1);
-  EXPECT_EQ(ranges_of({5000, 5000}, 2240).first, 0);
-  EXPECT_EQ(ranges_of({5000, 4000}, 2240).count, 1);
+  EXPECT_EQ(ranges_of({0, 0}, 1920).count, 1);
+  EXPECT_EQ(ranges_of({5000, 5000}, 1920).first, 0);
+  EXPECT_EQ(ranges_of({5000, 4000}, 1920).count, 1);
 }
 
 TEST(KeyRanges, TheLastRangeEndsAtTheLargestLength) {
   constexpr std::int32_t kMost = 0x7fffffff;
-  const KeyRanges ranges = ranges_of({kMost - 1, kMost}, 2240);
+  const KeyRanges ranges = ranges_of({kMost - 1, kMost}, 1920);
   EXPECT_EQ(ranges.count, 1);
-  EXPECT_EQ(keys_of_range(ranges.first, 2240).end, kMost);
+  EXPECT_EQ(keys_of_range(ranges.first, 1920).end, kMost);
 }
 
 // A tile folds its ranges for all of its rows, and some of its rows see fewer of them.

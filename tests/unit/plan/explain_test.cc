@@ -131,9 +131,9 @@ TEST(Explain, NamesTheKeyRangesOfBatchInvariantCalls) {
   const DeviceInfo h200 = *named_device("h200");
   const Options invariant{.reproducibility = Reproducibility::batch_invariant};
   expect_contains(explain(plan_for(h200, DType::bf16, 1, 8192, 128, invariant)),
-                  "up to 4 ranges of 2240 keys, on several CTAs, merged in order");
+                  "up to 5 ranges of 1920 keys, on several CTAs, merged in order");
   expect_contains(explain(plan_for(h200, DType::bf16, 30000, 8192, 128, invariant)),
-                  "up to 4 ranges of 2240 keys, one after the other, merged in order");
+                  "up to 5 ranges of 1920 keys, one after the other, merged in order");
 }
 
 TEST(Explain, NamesTensorsAndAccess) {

@@ -52,22 +52,22 @@ TEST(PlannerSplits, BatchInvariantCallsHaveKeyRangesOfOneLength) {
   const Options invariant{.reproducibility = Reproducibility::batch_invariant};
   const Plan alone = planned(device, 1, 32, 8, 1, 8192, 128, invariant);
   EXPECT_STREQ(alone.kernel->id, "fwd_sm90_bf16_d128_q64_k160");
-  EXPECT_EQ(alone.keys_per_range, 2240);
-  EXPECT_EQ(alone.key_ranges, 4);
+  EXPECT_EQ(alone.keys_per_range, 1920);
+  EXPECT_EQ(alone.key_ranges, 5);
   EXPECT_TRUE(alone.ranges_apart);
   EXPECT_EQ(alone.num_tiles, 8);
   EXPECT_EQ(alone.splits, 1);
   EXPECT_TRUE(uses_header(alone));
   const std::size_t partial = 64 * 130 * 4;
-  EXPECT_GE(alone.workspace_bytes, alone.partial_out_offset + 8 * 4 * partial);
+  EXPECT_GE(alone.workspace_bytes, alone.partial_out_offset + 8 * 5 * partial);
 
   for (const std::int64_t batch : {1, 16, 500}) {
     for (const std::int64_t q_len : {1, 33, 3000}) {
-      for (const std::int64_t keys : {1, 2240, 2241, 100000}) {
+      for (const std::int64_t keys : {1, 1920, 1921, 100000}) {
         const Plan plan = planned(device, batch, 32, 8, q_len, keys, 128, invariant);
         SCOPED_TRACE(testing::Message() << batch << ' ' << q_len << ' ' << keys);
-        EXPECT_EQ(plan.keys_per_range, 2240);
-        EXPECT_EQ(plan.key_ranges, (keys + 2239) / 2240);
+        EXPECT_EQ(plan.keys_per_range, 1920);
+        EXPECT_EQ(plan.key_ranges, (keys + 1919) / 1920);
         EXPECT_EQ(plan.tail_tiles, 0);
         if (plan.key_ranges == 1) {
           EXPECT_EQ(plan.workspace_bytes, kWorkspaceHeaderBytes);
