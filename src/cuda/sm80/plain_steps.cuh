@@ -31,7 +31,7 @@ struct PlainCopies {
   using Tile = typename C::KeyTile;
   using Mine = ThreadCopies<Tile, C::kThreads>;
   static constexpr int kMyRows = C::kTileK / Mine::kRowStep;
-  static_assert(kMyRows <= 32 && C::kTileK % Mine::kRowStep == 0);
+  static_assert(32 % kMyRows == 0 && C::kTileK % Mine::kRowStep == 0);
 
   // The thread's first chunk of the next tile; paged: of page 0.
   const T* g_k;
