@@ -27,14 +27,14 @@ from flashcore.bench.cases import Case  # noqa: E402
 from gpu_check_limits import limit_of, mistake_of, peer_times  # noqa: E402
 
 GAPS_HEADING = "Open gaps"
-_SELECTORS = ("name", "batch", "kv_len", "head_dim", "causal")
+_SELECTORS = ("name", "dtype", "batch", "kv_len", "head_dim", "causal")
 _SHOWN = ("fa3", "fa2", "cudnn")  # peers with their own column
 
 
 def load(path, gpu):
-    """The content of the file if it is for this GPU, else None."""
+    """The content of the file if it is for this GPU, or if a CPU was measured (no GPU), else None."""
     content = json.loads(Path(path).read_text(encoding="utf-8"))
-    return content if content["gpu"] == gpu else None
+    return content if gpu in (content["gpu"], "") else None
 
 
 def matches(selector, row):

@@ -195,6 +195,19 @@ class Baselines(WithFolder):
         self.assertIsNone(packed.mistake())
         tree = shaped(q_len=4, causal=False, options=CaseOptions(mask="tree"))
         self.assertTrue(baseline_of(tree, "causal").causal)
+        codes = shaped(dtype="f16/int8", baselines=("wide",))
+        wide = baseline_of(codes, "wide")
+        self.assertEqual((wide.dtype, wide.shape_text()), ("f16", codes.shape_text().replace("/int8", "")))
+        self.assertEqual(wide.kv_bytes(), 2 * codes.kv_bytes())
+
+    def test_int8_keys_are_checked_and_compared_with_wider_ones(self):
+        one = shaped(name="codes", dtype="f16/int8", q_len=1, causal=False, baselines=("wide",))
+        code, out, result = self.bench("--peers", "torch", chosen=[one])
+        self.assertEqual((code, len(result["rows"])), (0, 1), out)
+        row = result["rows"][0]
+        self.assertEqual(set(row["baselines_us"]), {"wide"})
+        self.assertLess(row["error_to_bound"], 1)
+        self.assertIn("on the same values in f16", row["peers_note"]["torch"])
 
     def test_a_wrong_baseline_fails_its_case(self):
         chosen = [shaped(name=name, options=CaseOptions(softcap=3.0), baselines=("plain",)) for name in ("one", "two")]
@@ -266,7 +279,8 @@ class Fields(unittest.TestCase):
                               ({"options": {"softcap": 2.0}, "kind": "bwd"}, "with kernel only"),
                               ({"baselines": ["fast"]}, "'fast'; wanted plain"),
                               ({"baselines": ["plain@"]}, "'plain@'"),
-                              ({"baselines": ["varlen"]}, "varlen is for")):
+                              ({"baselines": ["varlen"]}, "varlen is for"),
+                              ({"baselines": ["wide"]}, "wide is for")):
             with self.subTest(words), self.assertRaisesRegex(ValueError, f"x: case 0: .*{words}"):
                 cases.parse(json.dumps([{**good, **fields}]), "x")
 

@@ -91,6 +91,15 @@ class Limits(unittest.TestCase):
         target = {"name": "tiny", "batch": 4, "us": 1.0}
         self.assertEqual(judged(row(), target).verdict, "")
         self.assertEqual(judged(row(batch=4), target).verdict, "short")
+        target = {"name": "tiny", "dtype": "f16", "us": 1.0}
+        self.assertEqual(judged(row(dtype="f32"), target).verdict, "")
+        self.assertEqual(judged(row(dtype="f16"), target).verdict, "short")
+
+    def test_targets_are_for_one_gpu_and_for_cpus(self):
+        path = ROOT / "bench" / "targets.json"
+        self.assertIsNone(targets.load(path, "NVIDIA L4"))
+        for measured in ("NVIDIA H200", ""):
+            self.assertIn("targets", targets.load(path, measured))
 
     def test_a_peer_counts_if_it_was_timed(self):
         target = {"name": "tiny", "peer": "best", "time_share": 1.0}

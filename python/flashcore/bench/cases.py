@@ -19,7 +19,7 @@ KINDS = ("fwd", "bwd")
 _LISTS = ("used_k", "packed", "baselines")
 _TYPES: dict[str, type] = dict.fromkeys(FIELDS, int)
 _TYPES.update(kind=str, name=str, dtype=str, suite=str, causal=bool, cold_l2=bool)
-_ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
+_ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def eight_bit(self):
-        return "e4m3" in self.dtype
+        return "e4m3" in self.dtype or "int8" in self.dtype
 
     def shape_text(self):
         heads = str(self.q_heads) if self.q_heads == self.kv_heads else \
@@ -189,7 +189,7 @@ class Case:
         if self.kind == "bwd" and (self.eight_bit or self.used_k or self.packed or self.page_size):
             return "gradients are timed without 8-bit types, lengths, varlen and pages"
         if any(one not in _ELEMENT_BYTES for one in self.dtype.split("/")) or \
-                (self.eight_bit and device == "cpu"):
+                ("e4m3" in self.dtype and device == "cpu"):
             return f"dtype is {self.dtype}: timed by flashcore bench"
         if self.eight_bit and (self.used_k or self.packed or self.page_size):
             return "8-bit keys are timed without lengths, varlen and pages only"
@@ -201,7 +201,7 @@ class Case:
 
     def needs_torch(self):
         """Whether only torch can make its inputs. Without torch, a CPU runs plain cases."""
-        return bool(self.kind == "bwd" or self.used_k or self.packed or self.page_size or self.window
+        return bool(self.kind == "bwd" or self.eight_bit or self.used_k or self.packed or self.page_size or self.window
                     or self.v_dim or self.options.given() or self.baselines)
 
     def shrunk(self, longest):

@@ -7,8 +7,8 @@ from flashcore.bench import reference
 from flashcore.bench.score_options import ScoreOptions
 
 DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
-          "e4m3": "float8_e4m3fn"}
-_LARGEST_E4M3 = 448.0
+          "e4m3": "float8_e4m3fn", "int8": "int8"}
+_LARGEST_CODE = {"e4m3": 448.0, "int8": 127.0}
 
 
 class Pages:
@@ -44,14 +44,16 @@ class Codes:
         return self.codes[at].float().double() * self.scale[at[:2]].double()
 
     @classmethod
-    def of(cls, torch, values, group=1):
-        """Quantizes values. `group` is the number of adjacent heads that share a scale. The query heads
+    def of(cls, torch, values, dtype, group=1):
+        """Quantizes values to e4m3 or int8. `group` is the number of adjacent heads that share a scale. The query heads
         of one KV head share it, so that a library with one query scale per KV head computes the same
         problem."""
-        scale = values.unflatten(1, (-1, group)).abs().amax((2, 3, 4)) / _LARGEST_E4M3
+        scale = values.unflatten(1, (-1, group)).abs().amax((2, 3, 4)) / _LARGEST_CODE[dtype]
         scale = scale.repeat_interleave(group, 1)
-        codes = (values / scale[:, :, None, None]).to(torch.float8_e4m3fn)
-        return cls(codes, scale)
+        codes = values / scale[:, :, None, None]
+        if dtype == "int8":
+            codes = codes.round()
+        return cls(codes.to(getattr(torch, DTYPES[dtype])), scale)
 
     def widened(self, dtype):
         return (self.codes.float() * self.scale[:, :, None, None]).to(dtype)
@@ -97,7 +99,7 @@ class Inputs:
         torch = self.torch
         values = torch.randn(shape, generator=self._generator, device=self.device,
                              dtype=torch.float32)
-        return Codes.of(torch, values, group) if dtype == "e4m3" else \
+        return Codes.of(torch, values, dtype, group) if dtype in _LARGEST_CODE else \
             values.to(getattr(torch, DTYPES[dtype]))
 
     def __len__(self):

@@ -10,6 +10,7 @@ BASELINES = {
     "full": "plain, with the full mask",
     "causal": "plain, with the causal mask",
     "varlen": "the documents as sequences of a varlen call",
+    "wide": "plain, with 8-bit k and v in q's dtype",
 }
 
 
@@ -81,6 +82,8 @@ def baseline_of(case: Any, name: str) -> Any:
         return plain
     if name in ("full", "causal"):
         return replace(plain, causal=name == "causal")
+    if name == "wide":
+        return replace(plain, dtype=case.q_dtype)
     count, length = case.options.documents, case.kv_len // case.options.documents
     sequences = case.batch * count
     return replace(plain, batch=sequences, q_len=length, kv_len=length, packed=(length,) * sequences)
@@ -93,4 +96,6 @@ def mistake_of_baselines(case: Any) -> str | None:
             return f"baselines: {one!r}; wanted {', '.join(BASELINES)}, or one of them with @ and a peer"
         if name == "varlen" and not case.options.documents:
             return "baselines: varlen is for a case with documents"
+        if name == "wide" and "/" not in case.dtype:
+            return f"baselines: wide is for a case whose k and v have another dtype than q; this is {case.dtype}"
     return None
