@@ -49,22 +49,35 @@ FLASHCORE_ROLE void schedule_tiles(Warp& warp) {
   warp.template arrive<B::tile_full>(queue);
 }
 
+/// Waits for a free slot of the K or V pipeline. A producer that defers its arrivals makes them up
+/// before it blocks: the consumers may need that tile to free the slot.
+template <Sm90Barrier kEmpty, typename Warp, typename State>
+FLASHCORE_ROLE void wait_to_load(Warp& warp, const State& state) {
+  if constexpr (Warp::kDefersArrivals) {
+    if (warp.template test_wait<kEmpty>(state)) return;
+    warp.finish_loads();
+  }
+  warp.template wait<kEmpty>(state);
+}
+
 template <typename Warp>
 FLASHCORE_ROLE void produce(Warp& warp) {
   using P = typename Warp::Pipeline;
   typename P::KvState k_state;
   typename P::LoadedVState v_state;
   for (TileQueueState queue;; queue.advance()) {
+    if constexpr (Warp::kDefersArrivals) warp.finish_loads();
     warp.template wait<Sm90Barrier::tile_full>(queue);
     const TileSteps& work = warp.work(queue);
     if (work.queries < 0) return;
     const auto load_k = [&](std::int32_t tile) {
-      warp.template wait<Sm90Barrier::k_empty>(k_state);
+      wait_to_load<Sm90Barrier::k_empty>(warp, k_state);
       warp.load_k(queue, k_state, tile);
       k_state.advance();
     };
     const auto load_q = [&](int group, int end_group) {
       if (!warp.leads()) return;
+      if constexpr (Warp::kDefersArrivals) warp.finish_loads();
       FLASHCORE_LOOP
       for (; group < end_group; group += P::kQTilesPerBarrier) {
         const typename P::QStage q_stage{queue.count, group};
@@ -88,7 +101,7 @@ FLASHCORE_ROLE void produce(Warp& warp) {
     for (std::int32_t tile = work.first_tile; tile < end_tile; ++tile) {
       if (tile + 1 + kTilesAhead == end_tile) request_tile();
       if (tile + 1 < end_tile) load_k(tile + 1);
-      warp.template wait<P::kLoadedVEmpty>(v_state);
+      wait_to_load<P::kLoadedVEmpty>(warp, v_state);
       warp.load_v(queue, v_state, tile);
       v_state.advance();
     }

@@ -31,6 +31,12 @@ struct Sm90Traits {
   constexpr int transposers() const { return is_fp8() ? 2 : 0; }  // warps
   /// Warps that load paged K and V: those of the producer warpgroup that have no other role.
   constexpr int page_producers() const { return is_fp8() ? 1 : 3; }
+  /// They copy rows by cp.async, not in TMA boxes, if a box would have few. cp.async fills no
+  /// columns past the head dim with zeros.
+  constexpr bool gathers_pages() const { return page_producers() > 1 && consumers() < 3; }
+  constexpr bool gathers_pages(int box_rows, std::int64_t dim, std::int64_t v_dim) const {
+    return gathers_pages() && box_rows < 8 && dim == head_dim && v_dim == head_dim;
+  }
   constexpr int kv_bytes() const {
     return stages * (tile_bytes(tile_k) + (is_fp8() ? transposed_bytes() : tile_bytes(tile_k))) +
            v_staging_stages() * tile_bytes(tile_k);

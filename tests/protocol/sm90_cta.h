@@ -4,6 +4,7 @@
 
 #include <array>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -90,18 +91,34 @@ struct ModelCta {
 
   /// One producer's boxes of a KV tile of one to four boxes: it may have none.
   void copy_share(Slot& slot, const Tag& tag, Sm90Barrier full, std::uint32_t stage, int rank) {
-    const int boxes = 1 + static_cast<int>(tag.work_tile + tag.tile) % 4;
-    const int own = (boxes - rank + producers() - 1) / producers();
     Mbarrier& barrier = mbarrier(full, stage);
-    barrier.arrive(fibers, std::int64_t{own} * kBoxBytes);
-    for (int box = 0; box < own; ++box) {
+    barrier.arrive(fibers, std::int64_t{own_boxes(tag, rank)} * kBoxBytes);
+    for (int box = 0; box < own_boxes(tag, rank); ++box) {
       fibers.may_pause();
-      slot.begin_share(tag, boxes);
+      slot.begin_share(tag, boxes_of(tag));
       end_later(slot, barrier);
     }
   }
 
+  /// The same without a barrier. Returns the number of copies in flight.
+  std::shared_ptr<int> gather_share(Slot& slot, const Tag& tag, int rank) {
+    const auto in_flight = std::make_shared<int>(own_boxes(tag, rank));
+    for (int box = 0; box < own_boxes(tag, rank); ++box) {
+      fibers.may_pause();
+      slot.begin_share(tag, boxes_of(tag));
+      fibers.later([&slot, in_flight] {
+        slot.end_write();
+        --*in_flight;
+      });
+    }
+    return in_flight;
+  }
+
  private:
+  static int boxes_of(const Tag& tag) { return 1 + static_cast<int>(tag.work_tile + tag.tile) % 4; }
+  int own_boxes(const Tag& tag, int rank) const {
+    return (boxes_of(tag) - rank + producers() - 1) / producers();
+  }
   void end_later(Slot& slot, Mbarrier& barrier) {
     fibers.later([&slot, &barrier] {
       slot.end_write();
@@ -188,12 +205,25 @@ struct ModelScheduler : ModelWarp<kShape> {
   }
 };
 
-template <core::Sm90Traits kShape>
+/// kGathers: as cuda/sm90/page_gatherer.cuh.
+template <core::Sm90Traits kShape, bool kGathers>
 struct ModelProducer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
+  static constexpr bool kDefersArrivals = kGathers;
   int rank;
+  struct Deferred {
+    Mbarrier* barrier = nullptr;
+    std::shared_ptr<int> in_flight;
+  } deferred{};  // the tile whose copies are in flight
 
   bool leads() const { return rank == 0; }
+  void finish_loads() {
+    if (deferred.barrier == nullptr) return;
+    Fibers& fibers = this->cta.fibers;
+    fibers.wait_until([&] { return *deferred.in_flight == 0; }, "its copies");
+    deferred.barrier->arrive(fibers);
+    deferred = {};
+  }
 
   void load_q(TileQueueState state, typename Pipeline::QStage q_stage, int group) {
     for (int i = 0; i < Pipeline::kQTilesPerBarrier; ++i) {
@@ -203,13 +233,24 @@ struct ModelProducer : ModelWarp<kShape> {
     }
   }
   void load_k(TileQueueState state, typename Pipeline::KvState keys, std::int32_t tile) {
-    this->cta.copy_share(this->cta.k[keys.stage()], {this->work(state).serial, tile},
-                         Sm90Barrier::k_full, keys.stage(), rank);
+    load(this->cta.k[keys.stage()], {this->work(state).serial, tile}, Sm90Barrier::k_full,
+         keys.stage());
   }
   void load_v(TileQueueState state, typename Pipeline::LoadedVState values, std::int32_t tile) {
     std::vector<Slot>& slots = Pipeline::kFp8 ? this->cta.v_staging : this->cta.v;
-    this->cta.copy_share(slots[values.stage()], {this->work(state).serial, tile},
-                         Pipeline::kLoadedVFull, values.stage(), rank);
+    load(slots[values.stage()], {this->work(state).serial, tile}, Pipeline::kLoadedVFull,
+         values.stage());
+  }
+
+ private:
+  void load(Slot& slot, const Tag& tag, Sm90Barrier full, std::uint32_t stage) {
+    if constexpr (kGathers) {
+      Deferred now{&this->cta.mbarrier(full, stage), this->cta.gather_share(slot, tag, rank)};
+      finish_loads();
+      deferred = std::move(now);
+    } else {
+      this->cta.copy_share(slot, tag, full, stage, rank);
+    }
   }
 };
 
@@ -360,8 +401,13 @@ void run_model(const ModelProblem& problem, InjectedFault fault, std::uint64_t s
     for (int rank = 0; rank < problem.producers; ++rank) {
       ++reader;
       fibers.add(name + "producer " + std::to_string(rank), [&cta, reader, rank] {
-        ModelProducer<kShape> warp{{cta, reader}, rank};
-        core::produce(warp);
+        if (cta.launch.problem().gathers) {
+          ModelProducer<kShape, true> warp{{cta, reader}, rank};
+          core::produce(warp);
+        } else {
+          ModelProducer<kShape, false> warp{{cta, reader}, rank};
+          core::produce(warp);
+        }
       });
     }
     for (int i = 0; i < kShape.transposers(); ++i) {

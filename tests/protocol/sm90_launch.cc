@@ -20,6 +20,7 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
   p.shape = shape;
   p.num_ctas = static_cast<std::int32_t>(random.between(1, 3));
   p.producers = random.chance(0.5) ? shape.page_producers() : 1;
+  p.gathers = p.producers > 1 && shape.gathers_pages() && random.chance(0.5);
   p.dirty_tail = random.chance(0.5);
   const bool equal = random.chance(0.2);  // no lengths, no mask
   const auto batch = static_cast<std::int32_t>(random.between(1, equal ? 3 : 8));
@@ -56,11 +57,11 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
 }
 
 std::string to_string(const ModelProblem& p) {
-  std::string text = "head_dim " + std::to_string(p.shape.head_dim) + ", tile " +
-                     std::to_string(p.shape.tile_q) + " x " + std::to_string(p.shape.tile_k) +
-                     ", " + std::to_string(p.shape.stages) + " stages, " +
-                     std::to_string(p.num_ctas) + " CTAs, " + std::to_string(p.producers) +
-                     " producers; KV tiles of the scheduled tiles:";
+  std::string text =
+      "head_dim " + std::to_string(p.shape.head_dim) + ", tile " + std::to_string(p.shape.tile_q) +
+      " x " + std::to_string(p.shape.tile_k) + ", " + std::to_string(p.shape.stages) + " stages, " +
+      std::to_string(p.num_ctas) + " CTAs, " + std::to_string(p.producers) +
+      (p.gathers ? " gathering" : "") + " producers; KV tiles of the scheduled tiles:";
   for (std::int32_t index = 0; index < p.num_scheduled(); ++index) {
     core::TileSteps work{};
     text += decode_work_tile(p, index, work) ? " " + std::to_string(work.tiles) : " -";

@@ -26,6 +26,7 @@ struct ModelProblem {
   core::TailSplit tail;
   std::int32_t num_ctas;
   int producers;    // warps; several for paged KV
+  bool gathers;     // they copy rows themselves, and arrive late
   bool dirty_tail;  // V rows past the last key are zero-filled
 
   std::int32_t num_scheduled() const { return core::num_scheduled(order, tail); }

@@ -75,6 +75,7 @@ struct Config {
   static constexpr int kPvSliceColumns = kConsumers == 3 ? 64 : 128;  // fp8: of one P V accumulator
   static constexpr int kTransposers = kShape.transposers();           // warps
   static constexpr int kPageProducers = kShape.page_producers();      // warps
+  static constexpr bool kGathersPages = kShape.gathers_pages();
   static constexpr int kGemmSteps =
       kHeadDim * kElementBytes / core::kStepBytes;  // k-steps of Q K^T
   // P is kept times 2^kPScaleLog2: e4m3 then has as many powers of two below it as it can.

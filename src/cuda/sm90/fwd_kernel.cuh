@@ -11,7 +11,7 @@
 //   role        threads                       registers   file
 //   scheduler   thread 32 of warpgroup 0      40 (32)     scheduler.cuh: fetches work tiles
 //   producer    thread 0                      40 (32)     producer.cuh: fills the pipelines by TMA
-//               pages: warps 0, 2, 3 (fp8: 0) 40 (32)     paged_producer.cuh
+//               pages: warps 0, 2, 3 (fp8: 0) 40 (32)     paged_producer.cuh, page_gatherer.cuh
 //   transposer  warps 2, 3 of warpgroup 0     40 (32)     transpose_v.cuh: fp8 V
 //   consumer    2 (3) warpgroups, 64 rows each 232 (160)  mainloop.cuh, mainloop_fp8.cuh,
 //                                                         score.cuh, softmax.cuh, epilogue.cuh
@@ -30,6 +30,7 @@
 #include "cuda/primitives/pdl.cuh"
 #include "cuda/sm90/mainloop.cuh"
 #include "cuda/sm90/mainloop_fp8.cuh"
+#include "cuda/sm90/page_gatherer.cuh"
 #include "cuda/sm90/paged_producer.cuh"
 #include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/scheduler.cuh"
@@ -57,6 +58,12 @@ template <typename C>
 __device__ __forceinline__ void produce_pages(SharedStorage<C>& s, const Params& params, int rank) {
   if (threadIdx.x == 0) prefetch_tensor_maps(params);
   pdl_wait();
+  if constexpr (C::kGathersPages) {
+    if (params.gathers_pages) {
+      PageGatherer<C> producer(s, params, rank);
+      return core::produce(producer);
+    }
+  }
   PagedProducer<C> producer(s, params, rank);
   core::produce(producer);
 }

@@ -75,7 +75,14 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.order = work.order;
   const bool paged = call.pages.table != nullptr;
   params.v_tail_dirty = kv_varlen || paged || call.used_k != nullptr;
-  if (paged) params.page_box_log2 = core::page_box_log2(call.pages.size, plan.kernel->tile_k);
+  if (paged) {
+    params.page_box_log2 = core::page_box_log2(call.pages.size, plan.kernel->tile_k);
+    const KernelInfo& kernel = *plan.kernel;
+    const core::Sm90Traits shape{kernel.head_dim, kernel.tile_q, kernel.tile_k, 0,
+                                 static_cast<int>(size_of(dtype))};
+    params.gathers_pages =
+        shape.gathers_pages(1 << params.page_box_log2, call.head_dim, call.v_dim);
+  }
   params.tile_counter =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);
   params.tail = work.tail;

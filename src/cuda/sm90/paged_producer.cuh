@@ -1,5 +1,5 @@
 // The producers of paged KV (core::produce). A TMA box has keys of one page only, and a warp issues
-// one box at a time: three warps share the boxes of a tile.
+// one box at a time: three warps share the boxes of a tile. page_gatherer.cuh has smaller pages.
 #pragma once
 
 #include "core/paged_kv.h"
@@ -16,17 +16,15 @@ __device__ __forceinline__ int page_producer_rank() {
   return C::kPageProducers > 1 ? (warp > 1 ? warp - 1 : -1) : -1;
 }
 
-/// One of the warps. Lane l of warp w loads the boxes w + kWarps * (l + 32 i). All lanes wait, and
-/// each load begins with a __syncwarp(): a lane that ran ahead by two phases of a barrier would
-/// mistake one parity for the other.
+/// Base of the producers of paged KV. All lanes wait, and each load has a __syncwarp(): a lane that
+/// ran ahead by two phases of a barrier would mistake one parity for the other.
 template <typename C>
-struct PagedProducer : LoadingWarp<C> {
+struct PageLoader : LoadingWarp<C> {
   using Pipeline = typename C::Pipeline;
-  using KvTile = typename C::KeyTile;
   static constexpr int kWarps = C::kPageProducers;
   const int lane, rank;
 
-  __device__ __forceinline__ PagedProducer(SharedStorage<C>& s, const Params& params, int rank_)
+  __device__ __forceinline__ PageLoader(SharedStorage<C>& s, const Params& params, int rank_)
       : LoadingWarp<C>{{s, params}}, lane(threadIdx.x % 32), rank(rank_) {}
 
   __device__ __forceinline__ bool leads() const { return kWarps == 1 || rank == 0; }
@@ -42,18 +40,38 @@ struct PagedProducer : LoadingWarp<C> {
     if (lane == 0) LoadingWarp<C>::load_q(queue, q_stage, group);
   }
 
+ protected:
+  /// The page of a key, and its row in the page. Keys past the last have the location of key 0.
+  __device__ __forceinline__ core::KvLocation location_of(const WorkTile& work,
+                                                          std::int32_t key) const {
+    return core::kv_row_map(this->params.call, work.seq, work.b)
+        .at(key < work.seq.kv_len ? key : 0);
+  }
+};
+
+/// A warp that loads TMA boxes. Lane l of warp w loads the boxes w + kWarps * (l + 32 i).
+template <typename C>
+struct PagedProducer : PageLoader<C> {
+  using Pipeline = typename C::Pipeline;
+  using KvTile = typename C::KeyTile;
+  using PageLoader<C>::kWarps, PageLoader<C>::lane, PageLoader<C>::rank;
+  static constexpr bool kDefersArrivals = false;
+
+  __device__ __forceinline__ PagedProducer(SharedStorage<C>& s, const Params& params, int rank_)
+      : PageLoader<C>(s, params, rank_) {}
+
   __device__ __forceinline__ void load_k(TileQueueState queue, typename Pipeline::KvState state,
                                          std::int32_t tile) {
     const WorkTile& work = this->work(queue);
     if constexpr (kKeepsPages) {
       v_pages = k_pages;
-      k_pages = tile == work.first_tile ? location_of(work, tile, first_box()) : next_pages;
+      k_pages = tile == work.first_tile ? location_of_box(work, tile, first_box()) : next_pages;
       k_tile = tile;
     }
     load(this->s.k[state.stage()], this->params.k, work, tile,
          this->s.template barrier<Sm90Barrier::k_full>(state.stage()), k_pages);
     // The page table's latency passes while the producer waits for the next free stage.
-    if constexpr (kKeepsPages) next_pages = location_of(work, tile + 1, first_box());
+    if constexpr (kKeepsPages) next_pages = location_of_box(work, tile + 1, first_box());
   }
 
   __device__ __forceinline__ void load_v(TileQueueState queue,
@@ -91,7 +109,7 @@ struct PagedProducer : LoadingWarp<C> {
     core::KvLocation location = first;
 #pragma unroll 1
     for (int box = first_box(); box < boxes; box += kStride) {
-      if (!kKeepsPages || box >= kStride) location = location_of(work, tile, box);
+      if (!kKeepsPages || box >= kStride) location = location_of_box(work, tile, box);
       load_panels<KvTile>(s_tile + box * box_bytes, map, location.row, work.kv_head, location.block,
                           s_full);
     }
@@ -103,13 +121,9 @@ struct PagedProducer : LoadingWarp<C> {
     return (keys + (1 << log2) - 1) >> log2;
   }
 
-  /// The page of a box, and its row in the page. Boxes past the last key have the location of key
-  /// 0.
-  __device__ __forceinline__ core::KvLocation location_of(const WorkTile& work, std::int32_t tile,
-                                                          int box) const {
-    const int key = tile * C::kTileK + (box << this->params.page_box_log2);
-    return core::kv_row_map(this->params.call, work.seq, work.b)
-        .at(key < work.seq.kv_len ? key : 0);
+  __device__ __forceinline__ core::KvLocation location_of_box(const WorkTile& work,
+                                                              std::int32_t tile, int box) const {
+    return this->location_of(work, tile * C::kTileK + (box << this->params.page_box_log2));
   }
 };
 

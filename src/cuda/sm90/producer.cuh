@@ -63,6 +63,7 @@ template <typename C>
 struct Producer : LoadingWarp<C> {
   using Pipeline = typename C::Pipeline;
 
+  static constexpr bool kDefersArrivals = false;
   static constexpr bool leads() { return true; }
 
   template <Sm90Barrier kBarrier, typename State>

@@ -42,6 +42,7 @@ constexpr double kFp8Step = 950;
 constexpr double kFp8Score = 0.043;
 constexpr double kFp8Gemm = 0.97;
 constexpr double kPageBox = 50;  // per TMA box of a page; a warp issues them one by one
+constexpr double kPageRow = 2;   // per 128 bytes of a row that is gathered; counted, not measured
 // Softcap: a step with polynomials in the exponents, and one with the formula.
 constexpr double kPolynomialCap = 1.35;
 constexpr double kFormulaCap = 1.8;
@@ -121,13 +122,16 @@ TileCycles tile_cycles(const KernelInfo& kernel) noexcept {
   return {kTile + gemms, step, kUnaligned};
 }
 
-/// Cycles in which the producers issue the boxes of a step's paged K and V.
+/// Cycles in which the producers issue the loads of a step's paged K and V.
 double page_cycles(const KernelInfo& kernel, const Problem& problem) noexcept {
   if (problem.page_size == 0) return 0;
   const int rows_log2 =
       core::page_box_log2(static_cast<std::int32_t>(problem.page_size), kernel.tile_k);
   const core::Sm90Traits shape = sm90_shape(kernel);
   const int panels = shape.tile_bytes(1) / core::kPanelRowBytes;
+  if (shape.gathers_pages(1 << rows_log2, problem.head_dim, problem.v_dim)) {
+    return kPageRow * 2 * panels * kernel.tile_k;
+  }
   const std::int64_t boxes = ceil_div(kernel.tile_k >> rows_log2, shape.page_producers());
   return kPageBox * 2 * panels * static_cast<double>(boxes);
 }

@@ -309,7 +309,7 @@ TEST(Planner, Sm80RunsProblemsThatSm90Rejects) {
 
 TEST(Planner, HopperRunsPagedKvAndF32Output) {
   const DeviceInfo device = *named_device("h200");
-  for (const std::int64_t page_size : {8, 12, 16, 64, 256}) {
+  for (const std::int64_t page_size : {1, 2, 3, 4, 8, 12, 16, 64, 256}) {
     Problem problem = *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, 128, 128, {}, device.device);
     problem.page_size = page_size;
     problem.pages = 1024;
