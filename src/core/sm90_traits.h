@@ -35,7 +35,7 @@ struct Sm90Traits {
   /// columns past the head dim with zeros.
   constexpr bool gathers_pages() const { return page_producers() > 1 && consumers() < 3; }
   constexpr bool gathers_pages(int box_rows, std::int64_t dim, std::int64_t v_dim) const {
-    return gathers_pages() && box_rows < 8 && dim == head_dim && v_dim == head_dim;
+    return gathers_pages() && box_rows < 4 && dim == head_dim && v_dim == head_dim;
   }
   constexpr int kv_bytes() const {
     return stages * (tile_bytes(tile_k) + (is_fp8() ? transposed_bytes() : tile_bytes(tile_k))) +

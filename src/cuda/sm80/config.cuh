@@ -97,6 +97,9 @@ struct Config {
 /// mask.
 template <typename C>
 struct MaskConfig : C {
+  // Several words of a row need the registers of Q where a thread has 128.
+  static constexpr bool kQInRegisters =
+      C::kQInRegisters && (C::kMaskWords == 1 || C::kThreads * C::kMinCtas <= 384);
   template <bool>
   static constexpr bool kReadsMask = true;
 };
