@@ -106,6 +106,7 @@ add_library(flashcore_objects OBJECT
   src/verify/probes/grad_tail.cc
   src/verify/probes/gradient_diagnosis.cc
   src/verify/probes/gradient_explanation.cc
+  src/verify/probes/gradient_heads.cc
   src/verify/probes/gradient_reading.cc
   src/verify/probes/layout.cc
   src/verify/probes/lse.cc

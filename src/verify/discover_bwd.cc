@@ -1,9 +1,14 @@
 // Discovers which calls the backward pass accepts.
+#include <algorithm>
+
 #include "verify/gradient_call.h"
 #include "verify/inputs/decimal.h"
 
 namespace flashcore::verify {
 namespace {
+
+/// Head dims that a quick run probes by one call, if they are none of its own.
+constexpr std::int64_t kOtherDims[] = {256, 16};
 
 class BackwardExplorer {
  public:
@@ -12,16 +17,11 @@ class BackwardExplorer {
   /// True unless the call is refused: any other failure is a fault that the probes report.
   bool accepts(const Shape& shape, const Options& options, bool with_dlse = false,
                MemoryLayout layout = {}) {
-    GradientCall call = gradient_call(probes_, shape, options);
-    fill_random(call, 1, probes_.seed);
-    if (with_dlse) {
-      call.dlse.assign(static_cast<std::size_t>(shape.batch * shape.q_heads * shape.q_len), 0.5);
-    }
-    Setting setting = probes_.impl.default_setting();
-    if (layout != MemoryLayout{}) setting.inputs = setting.out = layout;
-    const GradientResult result = run_only(probes_, call, setting);
-    message_ = result.message;
-    return result.kind != CallOutcome::Kind::refused;
+    return run(shape, options, with_dlse, layout).kind != CallOutcome::Kind::refused;
+  }
+  /// True if the call succeeds, for what the forward pass has not been asked for.
+  bool works(const Shape& shape, const Options& options) {
+    return run(shape, options, false, {}).ok();
   }
   const std::string& message() const { return message_; }
 
@@ -35,6 +35,20 @@ class BackwardExplorer {
   }
 
  private:
+  GradientResult run(const Shape& shape, const Options& options, bool with_dlse,
+                     MemoryLayout layout) {
+    GradientCall call = gradient_call(probes_, shape, options);
+    fill_random(call, 1, probes_.seed);
+    if (with_dlse) {
+      call.dlse.assign(static_cast<std::size_t>(shape.batch * shape.q_heads * shape.q_len), 0.5);
+    }
+    Setting setting = probes_.impl.default_setting();
+    if (layout != MemoryLayout{}) setting.inputs = setting.out = layout;
+    GradientResult result = run_only(probes_, call, setting);
+    message_ = result.message;
+    return result;
+  }
+
   ProbeSequence& probes_;
   Discovery& found_;
   std::string message_;
@@ -92,6 +106,16 @@ Discovery discover_backward(ProbeSequence& probes, const flashcore_verify_option
                     [&] { return with([](Shape&, Options& x) { x.softcap = 5; }); });
   explorer.restrict("v_dim != head_dim", can.v_dim,
                     [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });
+  can.wide_values = can.v_dim && o.v_dim != 0;
+  if (can.wide_values) {
+    Shape shape = plain(dims.front());
+    shape.v_dim *= 2;
+    can.wide_values = explorer.works(shape, base);
+  }
+  for (const std::int64_t d : kOtherDims) {
+    const bool mine = std::find(dims.begin(), dims.end(), d) != dims.end();
+    if (!mine && o.head_dims[0] == 0 && explorer.works(plain(d), base)) can.other_dims.push_back(d);
+  }
   explorer.restrict("strides", can.strides, [&] {
     return explorer.accepts(plain(dims.front()), base, false, MemoryLayout::padded);
   });

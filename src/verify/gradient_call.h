@@ -88,6 +88,7 @@ Finding probe_grad_dv(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_delta(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_ds(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_max(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_mask(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_window(ProbeSequence& probes, std::int64_t head_dim);

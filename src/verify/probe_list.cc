@@ -54,7 +54,7 @@ const Probe kForward[] = {
 
 const Probe kGradient[] = {
     {"grad_coverage", "is every gradient written, independent of its old content?",
-     probe_grad_coverage, always, Dims::first, true},
+     probe_grad_coverage, always, Dims::all, true},
     {"grad_determinism", "does the same call return the same gradients?", probe_grad_determinism,
      always, Dims::first, true},
     {"grad_tail", "are gradients correct at every length?", probe_grad_tail, always, Dims::first},
@@ -66,6 +66,8 @@ const Probe kGradient[] = {
     {"grad_delta", "uniform P: is delta subtracted?", probe_grad_delta, always, Dims::two_if_quick},
     {"grad_ds", "random scores: is dS = P (dP - delta), by dq and by dk?", probe_grad_ds, always,
      Dims::two_if_quick},
+    {"grad_max", "scores far from 0: does exp() stay in range?", probe_grad_max, always,
+     Dims::first},
     {"grad_accumulate", "is every tile of a long sum added once?", probe_grad_accumulate, always,
      Dims::first},
     {"grad_mask", "causal: do hidden pairs leave the gradients unchanged?", probe_grad_mask,

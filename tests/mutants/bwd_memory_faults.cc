@@ -86,9 +86,13 @@ std::vector<Mutant> bwd_coverage_faults() {
                }),
       backward("bwd_dq_of_rows_without_keys_unwritten", coverage, "f32 f16",
                [](BackwardParts& p) {
-                 p.store = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h,
-                              std::int64_t i, std::int64_t c, double x) {
-                   if (x != 0) write(t, b, h, i, c, x);
+                 p.head_done = [](BackwardWork& w) {
+                   for (std::int64_t i = 0; i < w.m; ++i) {
+                     if (!std::isinf(w.lse[static_cast<std::size_t>(i)])) continue;
+                     for (std::int64_t c = 0; c < w.d; ++c) {
+                       w.dq[at(i, w.d, c)] = static_cast<float>(read(*w.call->dq, w.b, w.h, i, c));
+                     }
+                   }
                  };
                }),
       backward("bwd_columns_of_dv_past_head_dim_unwritten", coverage, "f32",

@@ -97,12 +97,6 @@ std::vector<Mutant> bwd_dk_faults() {
                    }
                  };
                }),
-      backward("bwd_dk_doubled_in_short_calls", dk, "f32",
-               [](BackwardParts& p) {
-                 p.dk_scale = [](const BackwardWork& w) {
-                   return w.m == 1 ? 3 * w.scale : w.scale;
-                 };
-               }),
   };
 }
 
@@ -181,24 +175,22 @@ std::vector<Mutant> bwd_accumulate_faults() {
                }),
       backward("bwd_key_tiles_past_1024_lost_in_dq", accumulate, "f32",
                [](BackwardParts& p) {
-                 p.count = tile_counts(0, [](const BackwardWork&, int g, std::int64_t,
-                                             std::int64_t k_tile) {
-                   return g == kOfDq && k_tile >= 32;
-                 });
+                 p.count =
+                     tile_counts(0, [](const BackwardWork&, int g, std::int64_t,
+                                       std::int64_t k_tile) { return g == kOfDq && k_tile >= 32; });
                }),
       backward("bwd_key_tile_40_twice_in_dq", accumulate, "f32",
                [](BackwardParts& p) {
-                 p.count = tile_counts(2, [](const BackwardWork&, int g, std::int64_t,
-                                             std::int64_t k_tile) {
-                   return g == kOfDq && k_tile == 40;
-                 });
+                 p.count =
+                     tile_counts(2, [](const BackwardWork&, int g, std::int64_t,
+                                       std::int64_t k_tile) { return g == kOfDq && k_tile == 40; });
                }),
       backward("bwd_only_diagonal_tiles_in_dk", accumulate, "f32",
                [](BackwardParts& p) {
-                 p.count = tile_counts(0, [](const BackwardWork&, int g, std::int64_t q_tile,
-                                             std::int64_t k_tile) {
-                   return g == kOfDk && (q_tile + k_tile) % 2 == 1;
-                 });
+                 p.count = tile_counts(
+                     0, [](const BackwardWork&, int g, std::int64_t q_tile, std::int64_t k_tile) {
+                       return g == kOfDk && (q_tile + k_tile) % 2 == 1;
+                     });
                }),
       backward("bwd_first_row_of_each_tile_lost_in_dk", accumulate, "f32",
                [](BackwardParts& p) {
@@ -283,16 +275,15 @@ std::vector<Mutant> bwd_mask_faults() {
                    return is_causal(w) && k_tile > q_tile ? 0.0f : 1.0f;
                  };
                }),
-      backward("bwd_window_left_ignored", mask, "f32",
-               [](BackwardParts& p) {
-                 p.visible = [right = p.visible](const BackwardWork& w, std::int64_t i,
-                                                 std::int64_t j) {
-                   const std::int64_t position = i + w.n - w.m, reach = w.call->forward->window_right;
-                   return right(w, i, j) ||
-                          (!std::isinf(w.lse[static_cast<std::size_t>(i)]) && j <= position &&
-                           !(reach >= 0 && j - position > reach));
-                 };
-               }),
+      backward(
+          "bwd_window_left_ignored", mask, "f32",
+          [](BackwardParts& p) {
+            p.visible = [right = p.visible](const BackwardWork& w, std::int64_t i, std::int64_t j) {
+              const std::int64_t position = i + w.n - w.m, reach = w.call->forward->window_right;
+              return right(w, i, j) || (!std::isinf(w.lse[static_cast<std::size_t>(i)]) &&
+                                        j <= position && !(reach >= 0 && j - position > reach));
+            };
+          }),
       backward("bwd_window_right_one_less", mask, "f32 f16",
                [](BackwardParts& p) {
                  p.visible = [right = p.visible](const BackwardWork& w, std::int64_t i,
@@ -328,14 +319,13 @@ std::vector<Mutant> bwd_mask_faults() {
                           !std::isinf(w.lse[static_cast<std::size_t>(i)]);
                  };
                }),
-      backward("bwd_diagonal_tile_unmasked_in_long_calls", mask, "f32",
-               [](BackwardParts& p) {
-                 p.visible = [right = p.visible](const BackwardWork& w, std::int64_t i,
-                                                 std::int64_t j) {
-                   return right(w, i, j) || (is_causal(w) && w.m == w.n && i >= 64 &&
-                                             i / 32 == j / 32);
-                 };
-               }),
+      backward(
+          "bwd_diagonal_tile_unmasked_in_long_calls", mask, "f32",
+          [](BackwardParts& p) {
+            p.visible = [right = p.visible](const BackwardWork& w, std::int64_t i, std::int64_t j) {
+              return right(w, i, j) || (is_causal(w) && w.m == w.n && i >= 64 && i / 32 == j / 32);
+            };
+          }),
       backward("bwd_dq_is_nan_for_rows_without_keys", mask, "f32",
                [](BackwardParts& p) {
                  p.head_done = [](BackwardWork& w) {
@@ -348,12 +338,12 @@ std::vector<Mutant> bwd_mask_faults() {
                }),
       backward("bwd_first_visible_tile_of_a_window_skipped", mask, "f32",
                [](BackwardParts& p) {
-                 p.count = tile_counts(0, [](const BackwardWork& w, int, std::int64_t q_tile,
-                                             std::int64_t k_tile) {
-                   const std::int64_t left = w.call->forward->window_left;
-                   return left >= 0 && k_tile > 0 &&
-                          k_tile == (q_tile * 32 + w.n - w.m - left) / 32 && k_tile < q_tile;
-                 });
+                 p.count = tile_counts(
+                     0, [](const BackwardWork& w, int, std::int64_t q_tile, std::int64_t k_tile) {
+                       const std::int64_t left = w.call->forward->window_left;
+                       return left >= 0 && k_tile > 0 &&
+                              k_tile == (q_tile * 32 + w.n - w.m - left) / 32 && k_tile < q_tile;
+                     });
                }),
   };
 }

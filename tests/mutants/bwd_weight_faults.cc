@@ -92,8 +92,8 @@ std::vector<Mutant> bwd_p_faults() {
       backward("bwd_scores_without_last_column", dv, "f32",
                [](BackwardParts& p) {
                  p.p = [](const BackwardWork& w, const Pair& x) {
-                   const float last = w.scale * w.q[at(x.i, w.d, w.d - 1)] *
-                                      w.k[at(x.j, w.d, w.d - 1)];
+                   const float last =
+                       w.scale * w.q[at(x.i, w.d, w.d - 1)] * w.k[at(x.j, w.d, w.d - 1)];
                    return std::exp(x.score - last - w.lse[static_cast<std::size_t>(x.i)]);
                  };
                }),

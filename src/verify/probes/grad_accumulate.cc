@@ -1,5 +1,6 @@
 // Probe grad_accumulate: sums over many tiles. P, dS and their products are correct by now for
 // short rows, so a wrong entry at a long row is a tile that is missing or counted twice.
+#include <algorithm>
 #include <cmath>
 
 #include "verify/inputs/decimal.h"
@@ -28,31 +29,74 @@ Finding check_growth(ProbeSequence& probes, std::int64_t head_dim, std::int64_t 
       kDv);
 }
 
+/// True if every wrong row of dq is off by a multiple of Σ_j P_ij k_j, as by an error of delta.
+bool delta_explains(const GradientCall& call, const RanGradients& ran) {
+  const Tensors& t = call.forward.tensors;
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  const std::size_t rows = size(t.q.shape[2]), keys = size(t.k.shape[2]), d = size(t.q.shape[3]);
+  const std::size_t group = size(t.q.shape[1] / t.k.shape[1]);
+  if (!ran.judged[kDv].ok() || ran.judged[kDq].ok() || keys < 2) return false;
+  for (std::size_t row = 0; row < ran.judged[kDq].ratio.size() / d; ++row) {
+    const double* ratio = ran.judged[kDq].ratio.data() + row * d;
+    if (std::all_of(ratio, ratio + d, [](double x) { return x <= 1; })) continue;
+    const double* k = static_cast<const double*>(t.k.data) + row / rows / group * keys * d;
+    const std::vector<double>& p = ran.expected.forward.probabilities[row];
+    double along = 0, mean2 = 0, error2 = 0;
+    for (std::size_t c = 0; c < d; ++c) {
+      double mean = 0;
+      for (std::size_t j = 0; j < keys; ++j) mean += p[j] * k[j * d + c];
+      const std::size_t at = row * d + c;
+      const double error = ran.result.value[kDq][at] - ran.expected.of(kDq).value[at];
+      along += mean * error, mean2 += mean * mean, error2 += error * error;
+    }
+    if (!(along * along > 0.98 * mean2 * error2)) return false;
+  }
+  return true;
+}
+
+/// The finding of a long call; its P and dS have too many entries to be read.
+Finding explain_long(ProbeSequence& probes, const GradientCall& call, const RanGradients& ran,
+                     const Shape& shape) {
+  const int g = ran.worst();
+  const bool small = ran.judged[g].relative_error < 0x1p-5 && ran.judged[g].non_finite == 0;
+  const bool delta = !small && delta_explains(call, ran);
+  const FaultStage stage = small   ? FaultStage::precision
+                           : delta ? FaultStage::delta
+                                   : stage_of_lost_terms(probes, shape);
+  return gradient_finding(probes, stage,
+                          std::string("long rows: ") +
+                              (delta ? "dq is off along the mean of the keys, as by delta: " : "") +
+                              worst_element(call, ran, g),
+                          call, ran, g);
+}
+
 }  // namespace
 
 Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> shapes{{9, 200}, {150, 9}, {131, 131}};
-  if (!probes.quick) shapes.insert(shapes.end(), {{5, 1030}, {520, 5}});
+  std::vector<std::pair<std::int64_t, std::int64_t>> shapes{
+      {9, 200}, {150, 9}, {131, 131}, {2, 1300}, {1300, 2}};
+  if (!probes.quick) shapes.insert(shapes.end(), {{520, 5}, {3, 4200}, {4200, 3}});
   for (const auto& [q_len, kv_len] : shapes) {
-    GradientCall call =
-        gradient_call(probes, probes.shape(q_len, kv_len, head_dim, false), probes.base());
+    const bool is_long = std::max(q_len, kv_len) > 1000;
+    Shape shape = probes.shape(q_len, kv_len, head_dim, false);
+    if (is_long) shape.q_heads = shape.kv_heads;
+    GradientCall call = gradient_call(probes, shape, probes.base());
     fill_random(call, 0.5, probes.seed);
     // One call shows whether anything is wrong, the readings what.
     GradientCall plain = call;
     const RanGradients ran = run_gradients(probes, plain);
     if (auto f = failure_of(probes, ran.result, FaultStage::accumulate)) return *f;
     if (!ran.result.ok() || ran.ok()) continue;
-    if (!ran.judged[kDv].ok()) {
-      Finding f = explain(probes, read_p(probes, call), call, FaultStage::accumulate, "long rows");
-      if (f.found()) return f;
+    Finding f;
+    if (!is_long && !ran.judged[kDv].ok()) {
+      f = explain(probes, read_p(probes, call), call, FaultStage::accumulate, "long rows");
     }
-    Finding f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call,
-                        FaultStage::accumulate, "long rows");
-    if (f.found()) return f;
-    const int g = ran.worst();
-    const bool small = ran.judged[g].relative_error < 0x1p-5 && ran.judged[g].non_finite == 0;
-    return gradient_finding(probes, small ? FaultStage::precision : FaultStage::accumulate,
-                            "long rows: " + worst_element(call, ran, g), call, ran, g);
+    if (!is_long && !f.found()) {
+      f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call, FaultStage::accumulate,
+                  "long rows");
+    }
+    if (f.stage == FaultStage::accumulate) f.stage = stage_of_lost_terms(probes, shape);
+    return f.found() ? f : explain_long(probes, call, ran, shape);
   }
   return check_growth(probes, head_dim, probes.quick ? 600 : 3000);
 }

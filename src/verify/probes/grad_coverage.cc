@@ -5,7 +5,6 @@
 
 #include "verify/gradient_call.h"
 #include "verify/inputs/decimal.h"
-#include "verify/inputs/lengths.h"
 
 namespace flashcore::verify {
 namespace {
@@ -13,20 +12,32 @@ namespace {
 /// A number that memory may hold before a call.
 constexpr double kOldContent = 3;
 
-/// The fault of one shape: elements that stay, or results that depend on what was there.
-std::string uncovered(ProbeSequence& probes, const Shape& shape, std::optional<Finding>& failure) {
-  GradientCall call = gradient_call(probes, shape, probes.base());
+/// Runs a call over `content`. False: the call failed.
+bool run_over(ProbeSequence& probes, GradientCall& call, double content, GradientResult& result,
+              std::optional<Finding>& failure) {
+  Setting setting = probes.impl.default_setting();
+  setting.out_before = content;
+  result = run_only(probes, call, setting);
+  if (!result.ok()) failure = failure_of(probes, result, FaultStage::coverage);
+  return result.ok();
+}
+
+/// The fault of one call: elements that stay, or results that depend on what was there. Empty:
+/// none.
+std::string uncovered(ProbeSequence& probes, const Shape& shape, const Options& options,
+                      bool over_numbers, std::optional<Finding>& failure) {
+  GradientCall call = gradient_call(probes, shape, options);
   fill_random(call, 1, probes.seed);
   GradientResult clean, over;
-  Setting setting = probes.impl.default_setting();
-  for (GradientResult* result : {&clean, &over}) {
-    setting.out_before = result == &clean ? std::nan("") : kOldContent;
-    *result = run_only(probes, call, setting);
-    if (!result->ok()) {
-      failure = failure_of(probes, *result, FaultStage::coverage);
-      return failure ? failure->detail : "";
-    }
+  if (!run_over(probes, call, std::nan(""), clean, failure)) return failure ? failure->detail : "";
+  // Old content that matters shows over NaN first.
+  bool suspect = over_numbers;
+  for (int g = 0; g < kGradients && !suspect; ++g) {
+    suspect = clean.unwritten[g] > 0 || std::any_of(clean.value[g].begin(), clean.value[g].end(),
+                                                    [](double x) { return !std::isfinite(x); });
   }
+  if (!suspect) return "";
+  if (!run_over(probes, call, kOldContent, over, failure)) return failure ? failure->detail : "";
   for (int g = 0; g < kGradients; ++g) {
     const std::vector<double>&a = clean.value[g], &b = over.value[g];
     for (std::size_t at = 0; at < a.size(); ++at) {
@@ -45,42 +56,58 @@ std::string uncovered(ProbeSequence& probes, const Shape& shape, std::optional<F
   return "";
 }
 
+struct Kind {
+  Shape shape;
+  Options options;
+  const char* name;
+};
+
+/// Several heads and batches, rows that see no key, keys that no row sees, values narrower and
+/// wider than keys, long sequences.
+std::vector<Kind> kinds_of_calls(const ProbeSequence& probes, std::int64_t head_dim) {
+  const Options base = probes.base();
+  std::vector<Kind> kinds{{probes.shape(5, 9, head_dim), base, ""}};
+  const auto add = [&](std::int64_t q_len, std::int64_t kv_len, const char* name) -> Kind& {
+    return kinds.emplace_back(Kind{probes.shape(q_len, kv_len, head_dim, false), base, name});
+  };
+  if (head_dim == probes.main_dim()) {
+    for (const bool of_keys : {false, true}) {
+      Shape& s = add(of_keys ? 1 : 1100, of_keys ? 1100 : 1, "long: ").shape;
+      s.q_heads = s.kv_heads;
+    }
+    if (probes.can.causal && probes.can.cross) {
+      add(9, 5, "rows without keys: ").options.causal = true;
+    }
+    if (probes.can.window && probes.can.cross) {
+      Options& options = add(4, 40, "keys that no row sees: ").options;
+      options.window_left = options.window_right = 3;
+    }
+    if (probes.can.v_dim) add(5, 9, "narrow values: ").shape.v_dim = head_dim / 2;
+    if (probes.can.wide_values) add(5, 9, "wide values: ").shape.v_dim = 2 * head_dim;
+  }
+  return kinds;
+}
+
 }  // namespace
 
 Finding probe_grad_coverage(ProbeSequence& probes, std::int64_t head_dim) {
-  const std::vector<std::int64_t> lengths = gradient_lengths(probes);
-  for (const bool of_keys : {false, true}) {
-    if (of_keys && !probes.can.cross) break;
-    LengthResults results;
-    std::optional<Finding> first;
-    const std::int64_t deaths = probes.impl.deaths();
-    for (const std::int64_t n : lengths) {
-      if (n > 300 || probes.impl.deaths() - deaths >= kMaxDeaths) break;
-      const Shape shape =
-          probes.shape(of_keys ? 4 : n, of_keys ? n : 4, head_dim, n < 10 || n == 64);
-      std::optional<Finding> failure;
-      const std::string fault = uncovered(probes, shape, failure);
-      results[n] = fault.empty();
-      if (fault.empty() || first) continue;
-      first = failure ? failure : probes.finding(FaultStage::coverage, fault);
-    }
-    if (!first) continue;
-    const LengthVerdict verdict = judge_lengths(results, of_keys ? "kv_len" : "q_len");
-    if (verdict.depends_on_length && first->stage == FaultStage::coverage) {
-      first->stage = FaultStage::tail;
-    }
-    first->detail = verdict.text + ": " + first->detail;
-    return *first;
+  for (const Kind& kind : kinds_of_calls(probes, head_dim)) {
+    std::optional<Finding> failure;
+    const std::string fault =
+        uncovered(probes, kind.shape, kind.options, kind.shape.batch > 1, failure);
+    if (failure) return *failure;
+    if (!fault.empty()) return probes.finding(FaultStage::coverage, kind.name + fault);
   }
   return {};
 }
 
 Finding probe_grad_determinism(ProbeSequence& probes, std::int64_t head_dim) {
-  const int times = probes.quick ? 8 : 20;
-  for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {70, 40}, {130, 130}}) {
-    if (probes.quick && q_len > 100) continue;
-    GradientCall call =
-        gradient_call(probes, probes.shape(q_len, kv_len, head_dim, kv_len == 70), probes.base());
+  const int most = probes.quick ? 8 : 20;
+  for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {70, 40}, {131, 131}}) {
+    const int times = q_len > 100 ? most / 2 : most;
+    Shape shape = probes.shape(q_len, kv_len, head_dim, kv_len == 70);
+    if (q_len > 100) shape.q_heads = shape.kv_heads;
+    GradientCall call = gradient_call(probes, shape, probes.base());
     fill_random(call, 1, probes.seed);
     const RanGradients first = run_gradients(probes, call);
     if (auto f = failure_of(probes, first.result, FaultStage::determinism)) return *f;

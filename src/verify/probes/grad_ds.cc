@@ -1,5 +1,7 @@
 // Probes grad_dp, grad_delta and grad_ds: dS is read from dq and dk. Under uniform P and with an
 // output of 0, dS is dP / n; an output that is not 0 adds delta; random scores add P.
+#include <cmath>
+
 #include "verify/probes/gradient_reading.h"
 
 namespace flashcore::verify {
@@ -29,14 +31,57 @@ GradientCall uniform_call(ProbeSequence& probes, std::int64_t q_len, std::int64_
   return call;
 }
 
+/// Adds a constant to each column of V, another one in each KV head: it adds a constant to dP and
+/// to delta of each row, and none to dS.
+void shift_values(GradientCall& call) {
+  const TensorView& v = call.forward.tensors.v;
+  auto* x = static_cast<double*>(v.data);
+  const std::int64_t d = v.shape[3];
+  for (std::int64_t row = 0; row < v.shape[0] * v.shape[1] * v.shape[2]; ++row) {
+    const std::int64_t head = row / v.shape[2];
+    for (std::int64_t c = 0; c < d; ++c) {
+      x[row * d + c] += static_cast<double>((c * 7 + head * 3) % 5 - 2);
+    }
+  }
+}
+
+/// A fault of dS stays the same when dP and delta change alike; one of dP does not.
+bool depends_on_ds_alone(ProbeSequence& probes, const GradientCall& call, std::int64_t head_dim) {
+  GradientCall shifted = call;
+  shift_values(shifted);
+  const Readings before = read_ds(probes, call, score_dims(head_dim)),
+                 after = read_ds(probes, shifted, score_dims(head_dim));
+  if (before.failure || after.failure) return false;
+  for (std::size_t i = 0; i < before.all.size(); ++i) {
+    const Reading &a = before.all[i], &b = after.all[i];
+    for (std::size_t e = 0; e < a.got.size(); ++e) {
+      if (!(std::fabs(a.got[e] - b.got[e]) <= 2 * (a.bound[e] + b.bound[e]))) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim) {
   for (const auto& [q_len, kv_len] : kShapes) {
     GradientCall call = uniform_call(probes, q_len, kv_len, head_dim);
-    Finding f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call, FaultStage::dp,
-                        "uniform P, output 0");
-    if (f.found()) return f;
+    const Readings readings = read_ds(probes, call, score_dims(head_dim));
+    Finding f = explain(probes, readings, call, FaultStage::dp, "uniform P, output 0");
+    if (!f.found()) continue;
+    // Keys of a row are shifted alike, so exchanged keys are not.
+    const bool exchanged =
+        !readings.all.empty() && diagnose(readings.all.front(), FaultStage::dp).exchanged;
+    const bool of_ds = (f.stage == FaultStage::dp || f.stage == FaultStage::scale) &&
+                       depends_on_ds_alone(probes, call, head_dim);
+    if (of_ds && f.stage == FaultStage::dp && !exchanged) {
+      f.stage = FaultStage::ds;
+      f.detail += "; it stays the same when dP and delta change by the same amount";
+    } else if (!of_ds && f.stage == FaultStage::scale) {
+      f.stage = FaultStage::dp;
+      f.detail += "; but not of delta";
+    }
+    return f;
   }
   return {};
 }
@@ -53,7 +98,14 @@ Finding probe_grad_delta(ProbeSequence& probes, std::int64_t head_dim) {
     for (double& y : call.dout) y += 0.25;
     Finding f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call,
                         FaultStage::delta, "uniform P, mean of V " + number(shift));
-    if (f.found()) return f;
+    if (!f.found()) continue;
+    if (f.stage != FaultStage::delta) return f;
+    // Under uniform P, a delta that is not multiplied by P is also off by one amount per row.
+    call = gradient_call(probes, probes.shape(5, 20, head_dim), probes.base());
+    fill_random(call, 1, probes.seed);
+    Finding other = explain(probes, read_ds(probes, call, score_dims(head_dim)), call,
+                            FaultStage::delta, "random scores");
+    return other.stage == FaultStage::ds ? other : f;
   }
   return {};
 }

@@ -1,8 +1,41 @@
 // Probe grad_dv: with dout one-hot, dv is P as the backward pass computes it again. First Q = 0,
-// where P is 1/n whatever the scores, then random scores.
+// where P is 1/n whatever the scores, then random scores, then scores far from 0.
+#include <cmath>
+
 #include "verify/probes/gradient_reading.h"
 
 namespace flashcore::verify {
+namespace {
+
+/// All scores of a row are shifted by `shift`, which its LSE takes back.
+Finding check_shifted(ProbeSequence& probes, std::int64_t head_dim, double shift) {
+  GradientCall call = gradient_call(probes, probes.shape(5, 21, head_dim), probes.base());
+  fill_random(call, 1, probes.seed);
+  const Tensors& t = call.forward.tensors;
+  for (const TensorView* view : {&t.q, &t.k}) {
+    auto* x = static_cast<double*>(view->data);
+    for (std::int64_t row = 0; row < view->shape[0] * view->shape[1] * view->shape[2]; ++row) {
+      x[row * head_dim] = view == &t.q ? shift : std::sqrt(static_cast<double>(head_dim));
+    }
+  }
+  const RanGradients ran = run_gradients(probes, call);
+  if (auto f = failure_of(probes, ran.result, FaultStage::dv)) return *f;
+  if (!ran.result.ok() || ran.ok()) return {};
+  const int g = ran.worst();
+  return gradient_finding(probes, FaultStage::dv,
+                          "scores near " + number(shift) + ": " + worst_element(call, ran, g), call,
+                          ran, g);
+}
+
+}  // namespace
+
+/// After dS: its own faults show in such calls, too.
+Finding probe_grad_max(ProbeSequence& probes, std::int64_t head_dim) {
+  for (const double shift : {200.0, -200.0}) {
+    if (Finding f = check_shifted(probes, head_dim, shift); f.found()) return f;
+  }
+  return {};
+}
 
 Finding probe_grad_dv(ProbeSequence& probes, std::int64_t head_dim) {
   for (const auto& [q_len, kv_len] : {std::pair{5, 21}, {21, 9}, {7, 140}}) {
@@ -14,6 +47,9 @@ Finding probe_grad_dv(ProbeSequence& probes, std::int64_t head_dim) {
       const Readings readings = read_p(probes, call);
       Finding f = explain(probes, readings, call, FaultStage::dv,
                           sigma == 0 ? "Q = 0, dout one-hot" : "random scores, dout one-hot");
+      if (f.stage == FaultStage::accumulate) {
+        f.stage = stage_of_lost_terms(probes, probes.shape(q_len, kv_len, head_dim, false));
+      }
       if (f.found()) return f;
     }
   }

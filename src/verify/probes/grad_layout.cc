@@ -1,83 +1,100 @@
-// Probe grad_layout: random gradients in several strides, and gradients that hold those of other
-// heads.
+// Probe grad_layout: random gradients of several heads and in several strides. A fault that one
+// head of one batch does not have is in an address, in a sum over the heads of a group, or in a
+// stage that reads another head's values.
 #include <cmath>
 
 #include "verify/gradient_call.h"
 #include "verify/inputs/decimal.h"
+#include "verify/probes/gradient_heads.h"
+#include "verify/probes/gradient_reading.h"
 
 namespace flashcore::verify {
 namespace {
 
-/// The matrix of one head whose elements all match `got`'s head; -1: none.
-std::int64_t head_that_matches(const RanGradients& ran, int g, std::size_t head,
-                               std::size_t per_head) {
-  const std::vector<double>& want = ran.expected.of(g).value;
-  const std::vector<double>& got = ran.result.value[g];
-  for (std::size_t other = 0; other < want.size() / per_head; ++other) {
-    bool same = true;
-    for (std::size_t i = 0; i < per_head && same; ++i) {
-      const double bound = ran.judged[g].bound[other * per_head + i];
-      same = std::fabs(got[head * per_head + i] - want[other * per_head + i]) <= 2 * bound;
-    }
-    if (same) return static_cast<std::int64_t>(other);
+/// True if calls with these heads are correct, on as many heads in total as the shape has.
+bool correct_with(ProbeSequence& probes, Shape shape, std::int64_t batch, std::int64_t q_heads,
+                  std::int64_t kv_heads) {
+  const std::int64_t total = shape.batch * shape.q_heads;
+  shape.batch = batch, shape.q_heads = q_heads, shape.kv_heads = kv_heads;
+  for (std::int64_t done = 0; done < total; done += batch * q_heads) {
+    GradientCall call = gradient_call(probes, shape, probes.base());
+    fill_random(call, 1, probes.seed + static_cast<std::uint64_t>(done));
+    if (!run_gradients(probes, call).ok()) return false;
   }
-  return -1;
+  return true;
 }
 
-/// "dk of head 1 holds that of head 3", if every wrong head holds another one's gradient.
-std::string exchanged_heads(const GradientCall& call, const RanGradients& ran, int g) {
-  const TensorView& t = g == kDq ? call.forward.tensors.q : call.forward.tensors.k;
-  const std::int64_t heads = t.shape[0] * t.shape[1];
-  const std::size_t per_head = ran.judged[g].ratio.size() / static_cast<std::size_t>(heads);
-  std::string text;
-  for (std::int64_t head = 0; head < heads; ++head) {
-    const auto at = static_cast<std::size_t>(head);
-    bool wrong = false;
-    for (std::size_t i = 0; i < per_head; ++i) {
-      wrong = wrong || !(ran.judged[g].ratio[at * per_head + i] <= 1);
-    }
-    if (!wrong) continue;
-    const std::int64_t other = head_that_matches(ran, g, at, per_head);
-    if (other < 0) return "";
-    if (text.empty()) {
-      text = std::string(kGradientNames[g]) + " of head " + decimal(head) +
-             " (counted over all batches) holds that of head " + decimal(other);
+/// The stage of a call whose gradients are wrong, but correct with one head and one batch.
+Finding explain_heads(ProbeSequence& probes, GradientCall& call, const RanGradients& ran,
+                      const Shape& shape) {
+  const int worst = ran.worst();
+  const bool needs_batch =
+      shape.batch > 1 && correct_with(probes, shape, 1, shape.q_heads, shape.kv_heads);
+  const bool needs_group =
+      !needs_batch && shape.q_heads > shape.kv_heads &&
+      correct_with(probes, shape, shape.batch, shape.kv_heads, shape.kv_heads) &&
+      correct_with(probes, shape, shape.batch, shape.q_heads, shape.q_heads);
+  const std::string with = needs_batch   ? "only with several batches: "
+                           : needs_group ? "only with several query heads per KV head: "
+                                         : "only with several heads: ";
+  if (needs_group && ran.judged[kDq].ok()) {
+    return gradient_finding(probes, FaultStage::accumulate,
+                            with + "dq is correct, but " + worst_element(call, ran, worst), call,
+                            ran, worst);
+  }
+  // A stage may have its own fault in some heads.
+  const Readings readings = ran.judged[kDv].ok() ? read_ds(probes, call, score_dims(shape.head_dim))
+                                                 : read_p(probes, call);
+  for (const Reading& r : readings.all) {
+    const Diagnosis d = diagnose(r, FaultStage::layout);
+    if (d.stage != FaultStage::layout && d.structural) {
+      return gradient_finding(probes, d.stage, with + d.text, call, ran, worst);
     }
   }
-  return text;
+  return gradient_finding(probes, FaultStage::layout, with + worst_element(call, ran, worst), call,
+                          ran, worst);
+}
+
+/// Finds nothing if the fault does not depend on heads and batches.
+Finding check_heads(ProbeSequence& probes, GradientCall& call, const RanGradients& ran,
+                    const Shape& shape) {
+  HeadDiagnosis d = exchanged_gradients(call, ran);
+  if (d.stage == FaultStage::none && probes.can.full) d = tensor_of_another_head(call, ran);
+  const int worst = ran.worst();
+  if (d.stage != FaultStage::none) {
+    return gradient_finding(probes, d.stage, d.text + ": " + worst_element(call, ran, worst), call,
+                            ran, worst);
+  }
+  const JudgedGradient& j = ran.judged[worst];
+  const bool small = j.non_finite == 0 && j.relative_error < 0x1p-5;
+  if (small || shape.batch * shape.q_heads == 1 || !correct_with(probes, shape, 1, 1, 1)) return {};
+  return explain_heads(probes, call, ran, shape);
 }
 
 }  // namespace
 
 Finding probe_grad_layout(ProbeSequence& probes, std::int64_t head_dim) {
-  bool native_is_right = true;
   for (const MemoryLayout layout :
        {probes.impl.default_setting().inputs, MemoryLayout::padded, MemoryLayout::rows_first}) {
     Setting setting = probes.impl.default_setting();
     const bool native = layout == setting.inputs;
-    if (!native && (!probes.can.strides || !native_is_right)) continue;
+    if (!native && !probes.can.strides) continue;
     setting.inputs = setting.out = layout;
-    GradientCall call = gradient_call(probes, probes.shape(5, 9, head_dim), probes.base());
+    const Shape shape = probes.shape(5, 9, head_dim);
+    GradientCall call = gradient_call(probes, shape, probes.base());
     fill_random(call, 1, probes.seed);
     const RanGradients ran = run_gradients(probes, call, setting);
     if (auto f = failure_of(probes, ran.result, FaultStage::layout)) return *f;
-    if (!ran.result.ok()) continue;
-    for (int g = 0; g < kGradients; ++g) {
-      if (ran.judged[g].ok()) continue;
-      if (const std::string why = exchanged_heads(call, ran, g); !why.empty()) {
-        return gradient_finding(probes, FaultStage::layout,
-                                why + ": " + worst_element(call, ran, g), call, ran, g);
-      }
-      if (!native) {
-        return gradient_finding(
-            probes, FaultStage::layout,
-            std::string(layout == MemoryLayout::padded ? "padded rows and heads: "
-                                                       : "rows before heads in memory: ") +
-                worst_element(call, ran, g) + "; compact tensors give the correct gradients",
-            call, ran, g);
-      }
-    }
-    if (native) native_is_right = ran.ok();
+    if (!ran.result.ok() || ran.ok()) continue;
+    // With a fault of compact tensors, strides show nothing.
+    if (native) return check_heads(probes, call, ran, shape);
+    const int worst = ran.worst();
+    return gradient_finding(
+        probes, FaultStage::layout,
+        std::string(layout == MemoryLayout::padded ? "padded rows and heads: "
+                                                   : "rows before heads in memory: ") +
+            worst_element(call, ran, worst) + "; compact tensors give the correct gradients",
+        call, ran, worst);
   }
   return {};
 }

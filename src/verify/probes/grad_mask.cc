@@ -19,7 +19,9 @@ Finding check(ProbeSequence& probes, const Shape& shape, const Options& options)
         g == kDv ? read_p(probes, call) : read_ds(probes, call, score_dims(shape.head_dim));
     Finding f = explain(probes, readings, call, FaultStage::mask, "masked");
     if (f.found()) {
-      f.stage = f.stage == FaultStage::bounds ? f.stage : FaultStage::mask;
+      // With a wrong set of pairs, dS / P is not off by one amount per row.
+      const bool own = f.stage == FaultStage::bounds || f.stage == FaultStage::delta;
+      if (!own) f.stage = FaultStage::mask;
       return f;
     }
   }

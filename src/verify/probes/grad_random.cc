@@ -1,11 +1,11 @@
 // Probe grad_random: gradients of random problems, every option alone and with every other. A
-// failing problem is shrunk. Its stage is that of the option it still needs, or of the first
-// product that is wrong.
+// failing problem is shrunk. If it needs no option, the earlier probes run again at its shape. Else
+// its P or dS is read.
 #include <algorithm>
 #include <cmath>
 
-#include "verify/gradient_call.h"
 #include "verify/inputs/decimal.h"
+#include "verify/probes/gradient_reading.h"
 
 namespace flashcore::verify {
 namespace {
@@ -38,6 +38,25 @@ void add_feature(int feature, Drawn& d) {
   if (feature == kDlse) d.dlse = true;
   if (feature == kGroups) d.shape.q_heads = 3 * d.shape.kv_heads;
   if (feature == kValueDim) d.shape.v_dim = d.shape.head_dim / 2;
+}
+
+/// One call per head dim, and one with values wider than keys.
+std::vector<Drawn> dims(const ProbeSequence& probes) {
+  std::vector<Drawn> all;
+  for (const auto& list : {probes.can.head_dims, probes.can.other_dims}) {
+    for (const std::int64_t d : list) {
+      Drawn drawn;
+      drawn.seed = mix(probes.seed + static_cast<std::uint64_t>(d));
+      drawn.shape = probes.shape(7, 24, d, false);
+      drawn.options = probes.base();
+      all.push_back(drawn);
+    }
+  }
+  if (probes.can.wide_values) {
+    all.push_back(all.front());
+    all.back().shape.v_dim = 2 * all.back().shape.head_dim;
+  }
+  return all;
 }
 
 std::vector<Drawn> feature_pairs(const ProbeSequence& probes) {
@@ -134,16 +153,41 @@ Drawn smallest(ProbeSequence& probes, Drawn d) {
   return d;
 }
 
-/// Stage of a shrunk failing call, by the options it still needs and the gradients that are wrong.
-FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const RanGradients& ran) {
-  const JudgedGradient& worst = ran.judged[ran.worst()];
-  if (d.options.causal != probes.base().causal || d.options.window_left >= 0 ||
-      d.options.window_right >= 0) {
-    return FaultStage::mask;
+bool has_mask(const ProbeSequence& probes, const Drawn& d) {
+  return d.options.causal != probes.base().causal || d.options.window_left >= 0 ||
+         d.options.window_right >= 0;
+}
+
+/// Stage of a shrunk failing call that needs options, by P and dS of the call. `seen` gets the
+/// evidence.
+FaultStage stage_with_options(ProbeSequence& probes, const Drawn& d, const Ran& r,
+                              std::string& seen) {
+  const bool mask = has_mask(probes, d);
+  const FaultStage fallback = d.dlse                  ? FaultStage::dlse
+                              : d.options.softcap > 0 ? FaultStage::ds
+                              : d.options.scale       ? FaultStage::scale
+                                                      : FaultStage::mask;
+  const Readings readings = r.ran.judged[kDv].ok()
+                                ? read_ds(probes, r.call, score_dims(d.shape.head_dim))
+                                : read_p(probes, r.call);
+  for (const Reading& reading : readings.all) {
+    const Diagnosis found = diagnose(reading, fallback);
+    if (found.stage == FaultStage::none) continue;
+    seen = "; " + found.text;
+    const bool pairs = found.stage == FaultStage::mask || found.stage == FaultStage::accumulate;
+    if (mask && pairs && found.structural) return FaultStage::mask;
+    // An error of dlse is one of delta.
+    if (found.stage == FaultStage::delta) return d.dlse ? FaultStage::dlse : FaultStage::delta;
+    if (found.structural && !d.options.scale && !d.dlse) return found.stage;
+    if (fallback == FaultStage::ds && reading.from == kDv) return FaultStage::dv;
+    return fallback;
   }
-  if (d.dlse) return FaultStage::dlse;
-  if (d.options.softcap > 0) return FaultStage::ds;
-  if (d.options.scale) return FaultStage::scale;
+  return fallback;
+}
+
+/// Stage of a shrunk failing call without options, by the gradients that are wrong.
+FaultStage stage_of(const Drawn& d, const RanGradients& ran) {
+  const JudgedGradient& worst = ran.judged[ran.worst()];
   if (d.shape.v_dim != d.shape.head_dim) return FaultStage::layout;
   if (worst.non_finite == 0 && worst.relative_error < 0x1p-5) return FaultStage::precision;
   const bool dv = !ran.judged[kDv].ok(), dq = !ran.judged[kDq].ok(), dk = !ran.judged[kDk].ok();
@@ -153,30 +197,71 @@ FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const RanGradie
   return FaultStage::unlocalised;
 }
 
+/// Runs the earlier probes with the batch, heads, q_len, head_dim and v_dim of this shape.
+Finding run_probes_at(ProbeSequence& probes, const Shape& shape) {
+  ProbeSequence here = probes;
+  here.pinned = shape;
+  for (const auto probe : {probe_grad_coverage, probe_grad_layout, probe_grad_dv, probe_grad_dp,
+                           probe_grad_delta, probe_grad_ds}) {
+    Finding f = probe(here, shape.head_dim);
+    if (!f.found()) continue;
+    f.detail += " (only at some batch sizes, heads, lengths or dims)";
+    return f;
+  }
+  return {};
+}
+
+/// The same call with lengths that show more of a pattern, if it fails, too.
+Drawn longer(ProbeSequence& probes, const Drawn& d) {
+  Drawn more = d;
+  more.shape.q_len = std::max<std::int64_t>(d.shape.q_len, 7 * probes.can.length_step);
+  more.shape.kv_len = std::max<std::int64_t>(d.shape.kv_len, 24 * probes.can.length_step);
+  if (!probes.can.cross) more.shape.q_len = more.shape.kv_len;
+  return run(probes, more).failed() ? more : d;
+}
+
+/// The finding of a call that failed.
+Finding explain_random(ProbeSequence& probes, const Drawn& drawn) {
+  const Drawn shrunk = smallest(probes, drawn);
+  const Ran r = run(probes, shrunk);
+  if (!r.ran.result.ok()) {
+    const auto f = failure_of(probes, r.ran.result, FaultStage::unlocalised);
+    return f ? *f : Finding{};
+  }
+  if (r.ran.ok()) {
+    return probes.finding(FaultStage::determinism,
+                          "random inputs: a call that was wrong is correct the next time");
+  }
+  const Drawn clearer = longer(probes, shrunk);
+  FaultStage stage = FaultStage::none;
+  std::string seen;
+  if (has_mask(probes, shrunk) || shrunk.dlse || shrunk.options.softcap > 0 ||
+      shrunk.options.scale) {
+    stage = stage_with_options(probes, clearer, run(probes, clearer), seen);
+  } else {
+    if (Finding f = run_probes_at(probes, clearer.shape); f.found()) return f;
+    stage = stage_of(shrunk, r.ran);
+  }
+  const int g = r.ran.worst();
+  return gradient_finding(probes, stage,
+                          "random inputs of standard deviation " + number(shrunk.sigma) +
+                              ", seed " + decimal(shrunk.seed) + ": " +
+                              worst_element(r.call, r.ran, g) + seen,
+                          r.call, r.ran, g);
+}
+
 }  // namespace
 
 Finding probe_grad_random(ProbeSequence& probes, std::int64_t) {
-  std::vector<Drawn> all = feature_pairs(probes);
+  std::vector<Drawn> all = dims(probes);
+  const std::vector<Drawn> pairs = feature_pairs(probes);
+  all.insert(all.end(), pairs.begin(), pairs.end());
   for (std::uint64_t index = 0; index < (probes.quick ? 6 : 60); ++index) {
     all.push_back(draw(probes, index));
   }
   for (const Drawn& drawn : all) {
     if (!run(probes, drawn).failed()) continue;
-    const Drawn d = smallest(probes, drawn);
-    const Ran r = run(probes, d);
-    if (!r.ran.result.ok()) {
-      if (auto f = failure_of(probes, r.ran.result, FaultStage::unlocalised)) return *f;
-      continue;
-    }
-    if (r.ran.ok()) {
-      return probes.finding(FaultStage::determinism,
-                            "random inputs: a call that was wrong is correct the next time");
-    }
-    const int g = r.ran.worst();
-    return gradient_finding(probes, stage_of(probes, d, r.ran),
-                            "random inputs of standard deviation " + number(d.sigma) + ", seed " +
-                                decimal(d.seed) + ": " + worst_element(r.call, r.ran, g),
-                            r.call, r.ran, g);
+    if (Finding f = explain_random(probes, drawn); f.found()) return f;
   }
   return {};
 }

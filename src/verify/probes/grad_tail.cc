@@ -1,33 +1,73 @@
-// Probe grad_tail: random gradients at many lengths. It reports a fault only if some lengths have
-// it and larger ones do not, which is the mark of a partial tile. Other faults have probes of their
-// own.
+// Probe grad_tail: random gradients at many lengths. It reports elements that are never written,
+// and other faults only if some lengths have them and larger ones do not, which is the mark of a
+// partial tile. All others have probes of their own.
+#include <algorithm>
+
 #include "verify/gradient_call.h"
 #include "verify/inputs/lengths.h"
 
 namespace flashcore::verify {
+namespace {
+
+/// Runs one call per length, keys or rows. `first` becomes the finding of the first that fails.
+LengthResults sweep(ProbeSequence& probes, std::int64_t head_dim, bool of_keys, std::uint64_t seed,
+                    std::optional<Finding>& first) {
+  constexpr std::int64_t kOther = 5;  // the length that stays
+  LengthResults results;
+  const std::int64_t deaths = probes.impl.deaths();
+  for (const std::int64_t n : gradient_lengths(probes)) {
+    if (probes.impl.deaths() - deaths >= kMaxDeaths) break;
+    const Shape shape = probes.shape(of_keys ? kOther : n, of_keys ? n : kOther, head_dim, false);
+    GradientCall call = gradient_call(probes, shape, probes.base());
+    fill_random(call, 1, seed + static_cast<std::uint64_t>(n));
+    const RanGradients ran = run_gradients(probes, call);
+    if (ran.result.kind == CallOutcome::Kind::refused) continue;
+    results[n] = ran.ok();
+    if (ran.ok() || first) continue;
+    first = failure_of(probes, ran.result, FaultStage::tail);
+    if (first) continue;
+    const int g = ran.worst();
+    const std::int64_t* unwritten = ran.result.unwritten;
+    const bool covered = std::all_of(unwritten, unwritten + kGradients,
+                                     [](std::int64_t count) { return count == 0; });
+    first = gradient_finding(
+        probes, covered ? FaultStage::tail : FaultStage::coverage,
+        (covered ? "" : "elements are never written: ") + worst_element(call, ran, g), call, ran,
+        g);
+  }
+  return results;
+}
+
+/// True if other numbers change which lengths fail: the numbers decide, not the length.
+bool depends_on_numbers(ProbeSequence& probes, std::int64_t head_dim, bool of_keys,
+                        const LengthResults& results) {
+  std::optional<Finding> ignored;
+  const LengthResults again = sweep(probes, head_dim, of_keys, mix(probes.seed), ignored);
+  std::size_t failed = 0, changed = 0;
+  for (const auto& [n, ok] : results) {
+    const auto other = again.find(n);
+    failed += ok ? 0 : 1;
+    changed += other != again.end() && other->second != ok ? 1 : 0;
+  }
+  return 5 * changed > failed;
+}
+
+}  // namespace
 
 Finding probe_grad_tail(ProbeSequence& probes, std::int64_t head_dim) {
-  constexpr std::int64_t kOther = 5;  // the length that stays
   for (const bool of_keys : {true, false}) {
-    LengthResults results;
     std::optional<Finding> first;
     const std::int64_t deaths = probes.impl.deaths();
-    for (const std::int64_t n : gradient_lengths(probes)) {
-      if (probes.impl.deaths() - deaths >= kMaxDeaths) break;
-      const Shape shape = probes.shape(of_keys ? kOther : n, of_keys ? n : kOther, head_dim, false);
-      GradientCall call = gradient_call(probes, shape, probes.base());
-      fill_random(call, 1, probes.seed + static_cast<std::uint64_t>(n));
-      const RanGradients ran = run_gradients(probes, call);
-      if (ran.result.kind == CallOutcome::Kind::refused) continue;
-      results[n] = ran.ok();
-      if (ran.ok() || first) continue;
-      first = failure_of(probes, ran.result, FaultStage::tail);
-      if (first) continue;
-      const int g = ran.worst();
-      first = gradient_finding(probes, FaultStage::tail, worst_element(call, ran, g), call, ran, g);
-    }
+    const LengthResults results = sweep(probes, head_dim, of_keys, probes.seed, first);
     const LengthVerdict verdict = judge_lengths(results, of_keys ? "kv_len" : "q_len");
     if (!first || (!verdict.depends_on_length && first->stage == FaultStage::tail)) continue;
+    const bool died = probes.impl.deaths() > deaths;
+    if (verdict.depends_on_length && first->stage == FaultStage::coverage) {
+      first->stage = FaultStage::tail;
+    } else if (!died && first->stage == FaultStage::tail &&
+               depends_on_numbers(probes, head_dim, of_keys, results)) {
+      continue;
+    }
     first->detail = verdict.text + ": " + first->detail;
     return *first;
   }

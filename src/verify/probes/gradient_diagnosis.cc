@@ -11,6 +11,8 @@ namespace {
 
 /// Relative error below which a result is imprecise, not wrong.
 constexpr double kNoise = 0x1p-5;
+/// Relative error of a rounding to the narrowest format, e4m3, with a margin.
+constexpr double kCoarsest = 0x1.1p-4;
 /// Part of the wrong entries that a pattern explains.
 constexpr double kNearlyAll = 0.98;
 
@@ -52,6 +54,23 @@ Diagnosis hidden_pairs(const Reading& r, const std::vector<std::size_t>& wrong) 
   return {};
 }
 
+/// True if a size of P or dS tells the entries of `found` from the right ones: they are lost for
+/// their value, not for their place.
+bool lost_by_value(const Reading& r, const std::vector<std::size_t>& found,
+                   const std::vector<std::size_t>& right) {
+  const auto splits = [&](auto size) {
+    double least = INFINITY, most = -INFINITY;
+    for (const std::size_t e : right) least = std::min(least, size(e));
+    for (const std::size_t e : found) most = std::max(most, size(e));
+    return most < least;
+  };
+  // Few entries may be the smallest ones by chance. Under uniform P all are equal.
+  return splits([&](std::size_t e) { return r.want[e]; }) ||
+         splits([&](std::size_t e) { return -r.want[e]; }) ||
+         splits([&](std::size_t e) { return std::fabs(r.want[e]); }) ||
+         splits([&](std::size_t e) { return r.p[e]; });
+}
+
 /// Whole rows or keys of a head that are missing or counted several times, beside correct ones.
 Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
   std::vector<std::size_t> lost, doubled;
@@ -61,11 +80,11 @@ Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
     if (close(r, e, r.got[e], 2 * r.want[e])) doubled.push_back(e);
   }
   const auto& found = lost.size() >= doubled.size() ? lost : doubled;
-  std::size_t right = 0;
+  std::vector<std::size_t> right;
   for (std::size_t e = 0; e < r.got.size(); ++e) {
-    right += !r.wrong(e) && std::fabs(r.want[e]) > 4 * r.bound[e] ? 1 : 0;
+    if (!r.wrong(e) && std::fabs(r.want[e]) > 4 * r.bound[e]) right.push_back(e);
   }
-  if (found.empty() || right == 0 ||
+  if (found.empty() || right.empty() || lost_by_value(r, found, right) ||
       static_cast<double>(found.size()) < kNearlyAll * static_cast<double>(wrong.size())) {
     return {};
   }
@@ -136,14 +155,14 @@ Diagnosis exchanged(const Reading& r, const std::vector<std::size_t>& wrong, Fau
       const Axis own = r.from == kDq ? kRow : kKey;
       const bool addressed = axis == kHead || axis == own;
       return {addressed ? FaultStage::layout : fallback, text + ": " + shown(r, wrong.front()),
-              addressed};
+              addressed, true};
     }
   }
   return {};
 }
 
 /// The name of a factor that a mistake with the scale explains; empty: none.
-std::string scale_factor(double factor, double scale) {
+std::string scale_factor(double factor, double scale, double v_dim_scale) {
   const struct {
     double value;
     const char* name;
@@ -156,6 +175,7 @@ std::string scale_factor(double factor, double scale) {
                {std::log(2.0), "the factor is ln(2)"},
                {scale / std::log(2.0), "the factor is scale * log2(e)"},
                {1 / scale / std::log(2.0), "the factor is log2(e) / scale"},
+               {v_dim_scale / scale, "the scale is that of v_dim"},
                {2, "the factor is 2"},
                {0.5, "the factor is 1/2"}};
   for (const auto& one : known) {
@@ -180,7 +200,7 @@ Diagnosis common_factor(const Reading& r, FaultStage fallback) {
   if (std::fabs(factor - 1) < kNoise / 4) return {};  // rounding may be the same for all entries
   const std::size_t worst = worst_entry(r);
   const std::string text = name_of(r) + " is " + number(factor) + " times as large everywhere";
-  const std::string why = r.from == kDv ? "" : scale_factor(factor, r.scale);
+  const std::string why = r.from == kDv ? "" : scale_factor(factor, r.scale, r.v_dim_scale);
   if (!why.empty()) return {FaultStage::scale, text + ", " + why + ": " + shown(r, worst), true};
   if (factor == 0) return {fallback, name_of(r) + " is 0 everywhere: " + shown(r, worst), false};
   return {fallback, text + ": " + shown(r, worst), false};
@@ -189,7 +209,7 @@ Diagnosis common_factor(const Reading& r, FaultStage fallback) {
 /// dS / P is off by the same amount for all keys of a row.
 Diagnosis delta_error(const Reading& r) {
   if (r.from == kDv) return {};
-  std::size_t rows_off = 0, zero = 0, added = 0;
+  std::size_t rows_off = 0, zero = 0, added = 0, clear = 0, seen = 0;
   std::string text;
   for (std::int64_t row = 0; row < r.heads * r.rows; ++row) {
     const auto first = static_cast<std::size_t>(row * r.keys);
@@ -206,7 +226,10 @@ Diagnosis delta_error(const Reading& r) {
     if (!std::isfinite(shift)) return {};
     shift /= weight;  // delta - delta'
     for (std::size_t e = first; e < first + static_cast<std::size_t>(r.keys); ++e) {
-      if (r.visible(e) && !close(r, e, r.got[e], r.want[e] + shift * r.p[e])) return {};
+      if (!r.visible(e)) continue;
+      if (!close(r, e, r.got[e], r.want[e] + shift * r.p[e])) return {};
+      clear += std::fabs(shift) * r.p[e] > 2 * r.bound[e] ? 1 : 0;
+      ++seen;
     }
     const double want = r.delta[static_cast<std::size_t>(row)], got = want - shift;
     const double small = 1e-2 * std::fabs(want);
@@ -217,12 +240,48 @@ Diagnosis delta_error(const Reading& r) {
              number(got) + " instead of " + number(want);
     }
   }
-  if (rows_off == 0) return {};
+  if (2 * clear < seen || rows_off == 0) return {};  // a few coarse roundings fit any amount
   text += zero == rows_off    ? "; it is not subtracted"
           : added == rows_off ? "; it is added instead of subtracted"
                               : "";
   return {FaultStage::delta,
           text + ", in " + decimal(rows_off) + " rows; " + shown(r, worst_entry(r)), true};
+}
+
+/// dS is off by the same amount for all keys of a row, whatever their P.
+Diagnosis unweighted_delta(const Reading& r) {
+  if (r.from == kDv) return {};
+  std::size_t rows_off = 0;
+  for (std::int64_t row = 0; row < r.heads * r.rows; ++row) {
+    const auto first = static_cast<std::size_t>(row * r.keys),
+               end = first + static_cast<std::size_t>(r.keys);
+    // (got - want) = a + b P: a delta that is not multiplied by P has both terms.
+    double n = 0, sp = 0, spp = 0, sy = 0, spy = 0;
+    bool off = false;
+    for (std::size_t e = first; e < end; ++e) {
+      if (!r.visible(e)) continue;
+      const double y = r.got[e] - r.want[e], p = r.p[e];
+      off = off || r.wrong(e);
+      ++n, sp += p, spp += p * p, sy += y, spy += p * y;
+    }
+    if (!off) continue;
+    const double det = n * spp - sp * sp;
+    if (n < 5 || !(det > 1e-3 * n * spp) || !std::isfinite(sy)) return {};
+    const double b = (n * spy - sp * sy) / det, a = (sy - b * sp) / n;
+    double most = 0;
+    for (std::size_t e = first; e < end; ++e) {
+      if (!r.visible(e)) continue;
+      if (!close(r, e, r.got[e], r.want[e] + a + b * r.p[e])) return {};
+      most = std::max(most, r.bound[e]);
+    }
+    if (std::fabs(a) <= 4 * most) return {};
+    ++rows_off;
+  }
+  if (rows_off == 0) return {};
+  return {FaultStage::ds,
+          "delta is not multiplied by P, in " + decimal(rows_off) +
+              " rows: " + shown(r, worst_entry(r)),
+          true};
 }
 
 /// P read from dv is a power of the correct one: scores times another scale.
@@ -271,6 +330,17 @@ Diagnosis other_power_of_p(const Reading& r, const std::vector<std::size_t>& wro
           false};
 }
 
+/// Every wrong entry is off by a small part of itself, as by a rounding.
+Diagnosis rounding(const Reading& r, const std::vector<std::size_t>& wrong) {
+  for (const std::size_t e : wrong) {
+    if (!(std::fabs(r.got[e] - r.want[e]) <= kCoarsest * std::fabs(r.want[e]))) return {};
+  }
+  return {FaultStage::precision,
+          "every wrong " + name_of(r) + " is off by less than 1/" + number(1 / kCoarsest) + ": " +
+              shown(r, worst_entry(r)),
+          true};
+}
+
 Diagnosis noise(const Reading& r) {
   double error2 = 0, want2 = 0;
   for (std::size_t e = 0; e < r.got.size(); ++e) {
@@ -314,6 +384,8 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
   if (Diagnosis d = other_power_of_p(r, wrong); d.stage != FaultStage::none) return d;
   if (Diagnosis d = common_factor(r, fallback); d.stage != FaultStage::none) return d;
   if (Diagnosis d = delta_error(r); d.structural) return d;
+  if (Diagnosis d = rounding(r, wrong); d.structural) return d;
+  if (Diagnosis d = unweighted_delta(r); d.structural) return d;
   if (Diagnosis d = score_scale(r); d.structural) return d;
   if (Diagnosis d = noise(r); d.structural) return d;
   return {fallback,

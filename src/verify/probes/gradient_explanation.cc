@@ -35,6 +35,19 @@ Evidence evidence_of(const Reading& reading, const std::string& call) {
 
 }  // namespace
 
+FaultStage stage_of_lost_terms(ProbeSequence& probes, const Shape& shape) {
+  constexpr std::int64_t kLargeTile = 128;
+  Shape whole = shape;
+  for (std::int64_t* n : {&whole.q_len, &whole.kv_len}) {
+    *n = (*n + kLargeTile - 1) / kLargeTile * kLargeTile;
+  }
+  if (whole.q_len == shape.q_len && whole.kv_len == shape.kv_len) return FaultStage::accumulate;
+  if (!probes.can.cross) whole.q_len = whole.kv_len = std::max(whole.q_len, whole.kv_len);
+  GradientCall call = gradient_call(probes, whole, probes.base());
+  fill_random(call, 0.5, probes.seed);
+  return run_gradients(probes, call).ok() ? FaultStage::tail : FaultStage::accumulate;
+}
+
 Finding explain(const ProbeSequence& probes, const Readings& readings, const GradientCall& call,
                 FaultStage fallback, const std::string& input) {
   if (readings.failure) {

@@ -26,6 +26,7 @@ Reading blank_reading(int from, const Sizes& s, double scale) {
   r.from = from;
   r.heads = s.batch * s.q_heads, r.rows = s.rows, r.keys = s.keys;
   r.scale = scale;
+  r.v_dim_scale = 1.0 / std::sqrt(static_cast<double>(s.v_dim));
   const auto count = static_cast<std::size_t>(r.heads * r.rows * r.keys);
   for (std::vector<double>* values : {&r.got, &r.want, &r.bound, &r.p}) values->assign(count, 0.0);
   r.delta.assign(static_cast<std::size_t>(r.heads * r.rows), 0.0);

@@ -21,6 +21,7 @@ struct Reading {
   std::vector<double> p;      ///< probabilities
   std::vector<double> delta;  ///< per row
   double scale = 1;
+  double v_dim_scale = 1;  ///< scale if v_dim were the head dim
 
   std::size_t at(std::int64_t head, std::int64_t row, std::int64_t key) const {
     return static_cast<std::size_t>((head * rows + row) * keys + key);
@@ -55,6 +56,7 @@ struct Diagnosis {
   FaultStage stage = FaultStage::none;
   std::string text;
   bool structural = false;  ///< a known pattern, not the fallback
+  bool exchanged = false;   ///< heads, rows or keys in each other's place
 };
 Diagnosis diagnose(const Reading& reading, FaultStage fallback);
 
@@ -62,5 +64,9 @@ Diagnosis diagnose(const Reading& reading, FaultStage fallback);
 /// `fallback` if all readings have it, else the product that shows it.
 Finding explain(const ProbeSequence& probes, const Readings& readings, const GradientCall& call,
                 FaultStage fallback, const std::string& input);
+
+/// The stage of lost or doubled terms of a sum: `tail` if the same call is correct with lengths
+/// that are multiples of large tiles, else `accumulate`.
+FaultStage stage_of_lost_terms(ProbeSequence& probes, const Shape& shape);
 
 }  // namespace flashcore::verify
