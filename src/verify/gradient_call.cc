@@ -133,6 +133,17 @@ void fill_random(GradientCall& call, double sigma, std::uint64_t seed) {
   fill_random(call.dout, 1, seed, 204);
 }
 
+void shift_scores(GradientCall& call, double shift) {
+  const Tensors& t = call.forward.tensors;
+  const double root = std::sqrt(static_cast<double>(t.q.shape[3]));
+  for (const TensorView* view : {&t.q, &t.k}) {
+    auto* x = static_cast<double*>(view->data);
+    for (std::size_t at = 0; at < count_of(*view); at += static_cast<std::size_t>(t.q.shape[3])) {
+      x[at] = view == &t.q ? shift : root;
+    }
+  }
+}
+
 int RanGradients::worst() const {
   int worst = kDv;
   for (const int g : {kDv, kDq, kDk}) {

@@ -22,6 +22,10 @@ void fill_random(GradientCall& call, double sigma, std::uint64_t seed);
 void fill_random(std::vector<double>& values, double sigma, std::uint64_t seed,
                  std::uint64_t stream);
 
+/// Sets the first column of q and k, so that all scores of a call with the default scale are
+/// shifted by `shift`.
+void shift_scores(GradientCall& call, double shift);
+
 /// The correct results of a call.
 struct ExpectedGradients {
   reference::Oracle forward;            ///< with stages

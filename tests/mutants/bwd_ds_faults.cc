@@ -389,6 +389,12 @@ std::vector<Mutant> bwd_ds_faults() {
                    return w.softcap == 0 ? 1.0f : right(w, x) * w.softcap;
                  };
                }),
+      backward("bwd_softcap_slope_missing_if_causal", ds, "f32",
+               [](BackwardParts& p) {
+                 p.slope = [right = p.slope](const BackwardWork& w, const Pair& x) {
+                   return is_causal(w) ? 1.0f : right(w, x);
+                 };
+               }),
   };
 }
 

@@ -257,6 +257,13 @@ std::vector<Mutant> bwd_layout_faults() {
                    load_rows(*w.call->dout, w.b, w.q_heads - 1 - w.h, w.m, w.dv_dim, w.dout);
                  };
                }),
+      backward("bwd_batches_of_dq_in_one_place", layout, "f32",
+               [](BackwardParts& p) {
+                 p.store = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h,
+                              std::int64_t i, std::int64_t c, double x) {
+                   write(t, t.shape[1] == 6 ? 0 : b, h, i, c, x);  // 6 heads: dq
+                 };
+               }),
   };
 }
 
@@ -309,6 +316,14 @@ std::vector<Mutant> bwd_bounds_faults() {
                    write(q, 0, 0, 0, 0, read(q, 0, 0, 0, 0) * c.forward->scale);
                  };
                }),
+      backward("bwd_dlse_past_the_end_added", bounds, "f32",
+               [](BackwardParts& p) {
+                 p.loaded = [](BackwardWork& w) {
+                   if (w.call->dlse == nullptr) return;
+                   w.dlse[0] += 1e-2f * static_cast<float>(read(*w.call->dlse, w.batch - 1,
+                                                                w.q_heads - 1, w.m, 0));
+                 };
+               }),
   };
 }
 
@@ -335,7 +350,7 @@ std::vector<Mutant> bwd_determinism_faults() {
                BackwardParts p = default_backward();
                p.called = [calls](const flashcore_verify_backward_call&) { ++*calls; };
                p.count = [calls](const BackwardWork&, int g, std::int64_t q_tile, std::int64_t) {
-                 return g == kOfDk && q_tile == 3 && *calls % 3 == 0 ? 0.0f : 1.0f;
+                 return g == kOfDk && q_tile == 2 && *calls % 3 == 0 ? 0.0f : 1.0f;
                };
                return [p](const flashcore_verify_backward_call& c, std::string*) {
                  return differentiate(p, c);

@@ -179,11 +179,11 @@ std::vector<Mutant> bwd_accumulate_faults() {
                      tile_counts(0, [](const BackwardWork&, int g, std::int64_t,
                                        std::int64_t k_tile) { return g == kOfDq && k_tile >= 32; });
                }),
-      backward("bwd_key_tile_40_twice_in_dq", accumulate, "f32",
+      backward("bwd_key_tile_33_twice_in_dq", accumulate, "f32",
                [](BackwardParts& p) {
                  p.count =
                      tile_counts(2, [](const BackwardWork&, int g, std::int64_t,
-                                       std::int64_t k_tile) { return g == kOfDq && k_tile == 40; });
+                                       std::int64_t k_tile) { return g == kOfDq && k_tile == 33; });
                }),
       backward("bwd_only_diagonal_tiles_in_dk", accumulate, "f32",
                [](BackwardParts& p) {
@@ -203,6 +203,30 @@ std::vector<Mutant> bwd_accumulate_faults() {
                  p.count = [](const BackwardWork& w, int g, std::int64_t q_tile, std::int64_t) {
                    return g == kOfDv && q_tile < (w.m - 1) / 64 * 2 ? 0.0f : 1.0f;
                  };
+               }),
+      backward("bwd_dq_not_zeroed_between_heads", accumulate, "f32",
+               [](BackwardParts& p) {
+                 p.head_done = [](BackwardWork& w) {
+                   if (w.h == 0) return;
+                   for (std::int64_t i = 0; i < w.m; ++i) {
+                     for (std::int64_t c = 0; c < w.d; ++c) {
+                       w.dq[at(i, w.d, c)] +=
+                           static_cast<float>(read(*w.call->dq, w.b, w.h - 1, i, c));
+                     }
+                   }
+                 };
+               }),
+      backward("bwd_third_query_tile_three_times_in_dk", accumulate, "f32 f16",
+               [](BackwardParts& p) {
+                 p.count = tile_counts(3, [](const BackwardWork&, int g, std::int64_t q_tile,
+                                             std::int64_t) { return g == kOfDk && q_tile == 2; });
+               }),
+      backward("bwd_half_of_later_key_tiles_in_dq", accumulate, "f32",
+               [](BackwardParts& p) {
+                 p.count = tile_counts(
+                     0.5f, [](const BackwardWork&, int g, std::int64_t, std::int64_t k_tile) {
+                       return g == kOfDq && k_tile > 0;
+                     });
                }),
   };
 }
@@ -344,6 +368,19 @@ std::vector<Mutant> bwd_mask_faults() {
                        return left >= 0 && k_tile > 0 &&
                               k_tile == (q_tile * 32 + w.n - w.m - left) / 32 && k_tile < q_tile;
                      });
+               }),
+      backward("bwd_hidden_scores_of_minus_1000", mask, "f32 bf16",
+               [](BackwardParts& p) {
+                 p.visible = [right = p.visible](const BackwardWork& w, std::int64_t i,
+                                                 std::int64_t j) {
+                   return right(w, i, j) || !std::isinf(w.lse[static_cast<std::size_t>(i)]);
+                 };
+                 p.p = [right = p.p, seen = default_backward().visible](const BackwardWork& w,
+                                                                        const Pair& x) {
+                   Pair pair = x;
+                   if (!seen(w, x.i, x.j)) pair.score = -1000;
+                   return right(w, pair);
+                 };
                }),
   };
 }

@@ -123,6 +123,43 @@ std::vector<Mutant> bwd_p_faults() {
                    return std::min(right(w, x), 0.5f);
                  };
                }),
+      backward("bwd_dv_with_dout_of_another_head", dv, "f32",
+               [](BackwardParts& p) {
+                 p.group_done = [](BackwardWork& w) {
+                   std::fill(w.dv.begin(), w.dv.end(), 0.0f);
+                   for (std::int64_t h = w.h; h < w.h + w.group; ++h) {
+                     const auto& c = *w.call;
+                     std::vector<float> q(w.q.size()), dout(w.dout.size()), lse(w.lse.size());
+                     load_rows(*c.forward->q, w.b, h, w.m, w.d, q);
+                     load_rows(*c.dout, w.b, (h + 1) % w.q_heads, w.m, w.dv_dim, dout);
+                     load_rows(*c.forward->lse, w.b, h, w.m, 1, lse);
+                     for (std::int64_t i = 0; i < w.m; ++i) {
+                       for (std::int64_t j = 0; j < w.n; ++j) {
+                         float score = -lse[static_cast<std::size_t>(i)];
+                         for (std::int64_t x = 0; x < w.d; ++x) {
+                           score += w.scale * q[at(i, w.d, x)] * w.k[at(j, w.d, x)];
+                         }
+                         for (std::int64_t x = 0; x < w.dv_dim; ++x) {
+                           w.dv[at(j, w.dv_dim, x)] += std::exp(score) * dout[at(i, w.dv_dim, x)];
+                         }
+                       }
+                     }
+                   }
+                 };
+               }),
+      backward("bwd_lse_of_rows_from_64_missing", dv, "f32 bf16",
+               [](BackwardParts& p) {
+                 p.p = [right = p.p](const BackwardWork& w, const Pair& x) {
+                   return x.i < 64 ? right(w, x) : std::exp(x.score);
+                 };
+               }),
+      backward("bwd_p_of_rows_from_64_squared", dv, "f32",
+               [](BackwardParts& p) {
+                 p.p = [right = p.p](const BackwardWork& w, const Pair& x) {
+                   const float once = right(w, x);
+                   return x.i < 64 ? once : once * once;
+                 };
+               }),
   };
 }
 

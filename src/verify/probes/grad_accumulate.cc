@@ -74,7 +74,7 @@ Finding explain_long(ProbeSequence& probes, const GradientCall& call, const RanG
 
 Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim) {
   std::vector<std::pair<std::int64_t, std::int64_t>> shapes{
-      {9, 200}, {150, 9}, {131, 131}, {2, 1300}, {1300, 2}};
+      {9, 200}, {150, 9}, {131, 131}, {2, 1100}, {1100, 2}};
   if (!probes.quick) shapes.insert(shapes.end(), {{520, 5}, {3, 4200}, {4200, 3}});
   for (const auto& [q_len, kv_len] : shapes) {
     const bool is_long = std::max(q_len, kv_len) > 1000;
@@ -89,7 +89,7 @@ Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim) {
     if (!ran.result.ok() || ran.ok()) continue;
     Finding f;
     if (!is_long && !ran.judged[kDv].ok()) {
-      f = explain(probes, read_p(probes, call), call, FaultStage::accumulate, "long rows");
+      f = explain(probes, read_p(probes, call), call, FaultStage::dv, "long rows");
     }
     if (!is_long && !f.found()) {
       f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call, FaultStage::accumulate,

@@ -18,6 +18,11 @@ Finding probe_grad_bounds(ProbeSequence& probes, std::int64_t head_dim) {
       GradientCall call =
           gradient_call(probes, probes.shape(q_len, kv_len, head_dim, kv_len < 20), probes.base());
       fill_random(call, 1, probes.seed);
+      if (probes.can.dlse && kv_len > 10) {
+        call.dlse.resize(call.dout.size() /
+                         static_cast<std::size_t>(call.forward.tensors.v.shape[3]));
+        fill_random(call.dlse, 1, probes.seed, 241);
+      }
       const RanGradients clean = run_gradients(probes, call, setting);
       if (auto f = failure_of(probes, clean.result, FaultStage::bounds)) return *f;
       if (!clean.result.ok()) continue;

@@ -1,7 +1,5 @@
 // Probe grad_dv: with dout one-hot, dv is P as the backward pass computes it again. First Q = 0,
 // where P is 1/n whatever the scores, then random scores, then scores far from 0.
-#include <cmath>
-
 #include "verify/probes/gradient_reading.h"
 
 namespace flashcore::verify {
@@ -11,13 +9,7 @@ namespace {
 Finding check_shifted(ProbeSequence& probes, std::int64_t head_dim, double shift) {
   GradientCall call = gradient_call(probes, probes.shape(5, 21, head_dim), probes.base());
   fill_random(call, 1, probes.seed);
-  const Tensors& t = call.forward.tensors;
-  for (const TensorView* view : {&t.q, &t.k}) {
-    auto* x = static_cast<double*>(view->data);
-    for (std::int64_t row = 0; row < view->shape[0] * view->shape[1] * view->shape[2]; ++row) {
-      x[row * head_dim] = view == &t.q ? shift : std::sqrt(static_cast<double>(head_dim));
-    }
-  }
+  shift_scores(call, shift);
   const RanGradients ran = run_gradients(probes, call);
   if (auto f = failure_of(probes, ran.result, FaultStage::dv)) return *f;
   if (!ran.result.ok() || ran.ok()) return {};

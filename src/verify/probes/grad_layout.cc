@@ -59,6 +59,8 @@ Finding explain_heads(ProbeSequence& probes, GradientCall& call, const RanGradie
 Finding check_heads(ProbeSequence& probes, GradientCall& call, const RanGradients& ran,
                     const Shape& shape) {
   HeadDiagnosis d = exchanged_gradients(call, ran);
+  if (d.stage == FaultStage::none) d = operand_of_another_head(call, ran);
+  if (d.stage == FaultStage::none) d = added_head(call, ran);
   if (d.stage == FaultStage::none && probes.can.full) d = tensor_of_another_head(call, ran);
   const int worst = ran.worst();
   if (d.stage != FaultStage::none) {

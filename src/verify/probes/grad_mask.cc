@@ -41,12 +41,26 @@ Finding check_shapes(ProbeSequence& probes, std::int64_t head_dim,
   return {};
 }
 
+/// Scores far below 0: a finite score of hidden keys is above them.
+Finding check_low_scores(ProbeSequence& probes, std::int64_t head_dim, const Options& options) {
+  GradientCall call = gradient_call(probes, probes.shape(9, 9, head_dim, false), options);
+  fill_random(call, 1, probes.seed);
+  shift_scores(call, -2000);
+  const RanGradients ran = run_gradients(probes, call);
+  if (auto f = failure_of(probes, ran.result, FaultStage::mask)) return *f;
+  if (!ran.result.ok() || ran.ok()) return {};
+  const int g = ran.worst();
+  return gradient_finding(probes, FaultStage::mask,
+                          "scores near -2000: " + worst_element(call, ran, g), call, ran, g);
+}
+
 }  // namespace
 
 Finding probe_grad_mask(ProbeSequence& probes, std::int64_t head_dim) {
   Options options = probes.base();
   options.causal = true;
-  return check_shapes(probes, head_dim, {options});
+  Finding f = check_shapes(probes, head_dim, {options});
+  return f.found() ? f : check_low_scores(probes, head_dim, options);
 }
 
 Finding probe_grad_window(ProbeSequence& probes, std::int64_t head_dim) {

@@ -73,13 +73,21 @@ bool lost_by_value(const Reading& r, const std::vector<std::size_t>& found,
 
 /// Whole rows or keys of a head that are missing or counted several times, beside correct ones.
 Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
-  std::vector<std::size_t> lost, doubled;
-  for (const std::size_t e : wrong) {
-    if (std::fabs(r.want[e]) <= 4 * r.bound[e]) continue;
-    if (std::fabs(r.got[e]) <= r.bound[e]) lost.push_back(e);
-    if (close(r, e, r.got[e], 2 * r.want[e])) doubled.push_back(e);
+  // How often they count: 0, 2, or what the worst entry shows.
+  const std::size_t worst = worst_entry(r);
+  std::vector<std::size_t> found;
+  double times = 0;
+  for (const double count : {0.0, 2.0, r.got[worst] / r.want[worst]}) {
+    std::vector<std::size_t> scaled;
+    for (const std::size_t e : wrong) {
+      if (std::fabs(r.want[e]) <= 4 * r.bound[e]) continue;
+      const bool fits =
+          count == 0 ? std::fabs(r.got[e]) <= r.bound[e] : close(r, e, r.got[e], count * r.want[e]);
+      if (fits) scaled.push_back(e);
+    }
+    if (scaled.size() > found.size()) found = scaled, times = count;
   }
-  const auto& found = lost.size() >= doubled.size() ? lost : doubled;
+  if (times != 0 && times != 2 && (wrong.size() < 8 || std::fabs(times - 1) < 0.25)) return {};
   std::vector<std::size_t> right;
   for (std::size_t e = 0; e < r.got.size(); ++e) {
     if (!r.wrong(e) && std::fabs(r.want[e]) > 4 * r.bound[e]) right.push_back(e);
@@ -100,7 +108,7 @@ Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
   return {FaultStage::accumulate,
           "head " + decimal(head) + ", rows " + decimal(first_row) + " to " + decimal(last_row) +
               ", keys " + decimal(first_key) + " to " + decimal(last_key) +
-              (&found == &lost ? " are not added to " : " are added twice to ") +
+              (times == 0 ? " are not added to " : " count " + number(times) + " times in ") +
               kGradientNames[r.from] + ": " + shown(r, found.front()),
           true};
 }
@@ -284,6 +292,36 @@ Diagnosis unweighted_delta(const Reading& r) {
           true};
 }
 
+/// Every wrong row of P is off by one factor: its LSE is wrong.
+Diagnosis row_factors(const Reading& r) {
+  if (r.from != kDv) return {};
+  std::size_t rows_off = 0;
+  std::string text;
+  for (std::int64_t row = 0; row < r.heads * r.rows; ++row) {
+    const auto first = static_cast<std::size_t>(row * r.keys);
+    const std::size_t end = first + static_cast<std::size_t>(r.keys);
+    double product = 0, want2 = 0;
+    bool off = false;
+    for (std::size_t e = first; e < end; ++e) {
+      off = off || r.wrong(e);
+      product += r.got[e] * r.want[e], want2 += r.want[e] * r.want[e];
+    }
+    if (!off) continue;
+    const double factor = product / want2;
+    if (!std::isfinite(factor) || !(std::fabs(factor - 1) > kNoise)) return {};
+    for (std::size_t e = first; e < end; ++e) {
+      const double error = std::fabs(r.got[e] - factor * r.want[e]);
+      if (!(error <= (1 + std::fabs(factor)) * r.bound[e] + 1e-5 * std::fabs(r.got[e]))) return {};
+    }
+    if (rows_off++ == 0) {
+      text = "row " + decimal(row % r.rows) + " of head " + decimal(row / r.rows) + " is " +
+             number(factor) + " times as large";
+    }
+  }
+  if (rows_off == 0) return {};
+  return {FaultStage::dv, text + ", as with a wrong LSE, in " + decimal(rows_off) + " rows", true};
+}
+
 /// P read from dv is a power of the correct one: scores times another scale.
 Diagnosis score_scale(const Reading& r) {
   if (r.from != kDv) return {};
@@ -388,6 +426,7 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
   if (Diagnosis d = unweighted_delta(r); d.structural) return d;
   if (Diagnosis d = score_scale(r); d.structural) return d;
   if (Diagnosis d = noise(r); d.structural) return d;
+  if (Diagnosis d = row_factors(r); d.structural) return d;
   return {fallback,
           shown(r, worst_entry(r)) + "; " + decimal(wrong.size()) + " of " + decimal(r.got.size()) +
               " entries are wrong",

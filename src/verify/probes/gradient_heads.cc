@@ -103,6 +103,12 @@ bool head_is_wrong(const RanGradients& ran, int g, std::size_t head, std::size_t
   return false;
 }
 
+/// False for a head that was not written.
+bool is_finite(const RanGradients& ran, int g, std::size_t head, std::size_t per_head) {
+  const double* x = ran.result.value[g].data() + head * per_head;
+  return std::all_of(x, x + per_head, [](double y) { return std::isfinite(y); });
+}
+
 /// The head whose tensor explains dq of a wrong head; -1: none.
 std::int64_t other_head(const GradientCall& call, const RanGradients& ran, const Sizes& s,
                         const Mistake& mistake, std::size_t head) {
@@ -146,7 +152,7 @@ std::string held_by(const GradientCall& call, const RanGradients& ran, int g, in
   if (per_head != ran.judged[of].ratio.size() / heads[of]) return "";
   std::string text;
   for (std::size_t head = 0; head < heads[g]; ++head) {
-    if (!head_is_wrong(ran, g, head, per_head)) continue;
+    if (!head_is_wrong(ran, g, head, per_head) || !is_finite(ran, g, head, per_head)) continue;
     const std::int64_t other = head_that_matches(ran, g, of, head, per_head);
     if (other < 0) return "";
     if (text.empty()) {
@@ -158,7 +164,95 @@ std::string held_by(const GradientCall& call, const RanGradients& ran, int g, in
   return text;
 }
 
+/// A rule that gives a head another one. Heads count over all batches.
+struct HeadMap {
+  std::size_t batch, heads, group;  // heads of a batch
+  int rule;
+
+  static constexpr int kRules = 12;
+  std::size_t operator()(std::size_t head) const {
+    const std::size_t b = head / heads, h = head % heads;
+    switch (rule) {
+      case 0: return b * heads;
+      case 1: return b * heads + h / group;
+      case 2: return b * heads + h / group * group;
+      case 3: return b * heads + heads - 1 - h;
+      case 4: return h;
+      case 5: return (batch - 1 - b) * heads + h;
+      case 6: return b * heads + h % (heads / group);
+      default: return b * heads + (h + static_cast<std::size_t>(rule - 6)) % heads;
+    }
+  }
+};
+
+/// dv of all KV heads with dout of other heads, or dk with Q of other heads.
+std::vector<double> sum_of(const GradientCall& call, const RanGradients& ran, const Sizes& s, int g,
+                           const HeadMap& map) {
+  const std::size_t columns = g == kDv ? s.v_dim : s.head_dim;
+  const double* operands =
+      g == kDv ? call.dout.data() : static_cast<const double*>(call.forward.tensors.q.data);
+  std::vector<double> sum(s.kv_heads * s.keys * columns, 0.0);
+  for (std::size_t head = 0; head < s.heads; ++head) {
+    for (std::size_t i = 0; i < s.rows; ++i) {
+      const std::size_t row = head * s.rows + i;
+      const std::vector<double>& weights =
+          g == kDv ? ran.expected.forward.probabilities[row] : ran.expected.gradients.ds[row];
+      const double* x = operands + (map(head) * s.rows + i) * columns;
+      for (std::size_t j = 0; j < s.keys; ++j) {
+        const double weight = g == kDv ? weights[j] : s.scale * weights[j];
+        double* to = sum.data() + (head / (s.heads / s.kv_heads) * s.keys + j) * columns;
+        for (std::size_t c = 0; c < columns; ++c) to[c] += weight * x[c];
+      }
+    }
+  }
+  return sum;
+}
+
 }  // namespace
+
+HeadDiagnosis operand_of_another_head(const GradientCall& call, const RanGradients& ran) {
+  const Sizes s(call);
+  for (const int g : {kDv, kDk}) {
+    const int other = g == kDv ? kDk : kDv;
+    if (ran.judged[g].ok() || !ran.judged[kDq].ok() || !ran.judged[other].ok()) continue;
+    HeadMap map{0, static_cast<std::size_t>(call.forward.tensors.q.shape[1]), s.heads / s.kv_heads,
+                0};
+    map.batch = s.heads / map.heads;
+    for (; map.rule < HeadMap::kRules; ++map.rule) {
+      const std::vector<double> sum = sum_of(call, ran, s, g, map);
+      if (!(distance(ran.result.value[g].data(), sum.data(), sum.size()) < kExplained)) continue;
+      return {g == kDv ? FaultStage::dv : FaultStage::dk,
+              std::string(kGradientNames[g]) + " is the product with " + (g == kDv ? "dout" : "Q") +
+                  " of other heads"};
+    }
+  }
+  return {};
+}
+
+HeadDiagnosis added_head(const GradientCall& call, const RanGradients& ran) {
+  const Sizes s(call);
+  const std::size_t heads[] = {s.heads, s.kv_heads, s.kv_heads};
+  for (int g = 0; g < kGradients; ++g) {
+    const std::size_t per_head = ran.judged[g].ratio.size() / heads[g];
+    for (std::size_t head = 0; head < heads[g]; ++head) {
+      if (!head_is_wrong(ran, g, head, per_head)) continue;
+      std::vector<double> error(per_head);
+      for (std::size_t i = 0; i < per_head; ++i) {
+        const std::size_t at = head * per_head + i;
+        error[i] = ran.result.value[g][at] - ran.expected.of(g).value[at];
+      }
+      for (std::size_t other = 0; other < heads[g]; ++other) {
+        const double* x = ran.result.value[g].data() + other * per_head;
+        if (other == head || !(distance(error.data(), x, per_head) < kExplained)) continue;
+        return {FaultStage::accumulate,
+                std::string(kGradientNames[g]) + " of head " + decimal(other) +
+                    " (counted over all batches) is added to that of head " + decimal(head)};
+      }
+      break;  // the first wrong head tells
+    }
+  }
+  return {};
+}
 
 HeadDiagnosis tensor_of_another_head(const GradientCall& call, const RanGradients& ran) {
   const Sizes s(call);

@@ -17,6 +17,12 @@ struct HeadDiagnosis {
 /// softcap.
 HeadDiagnosis tensor_of_another_head(const GradientCall& call, const RanGradients& ran);
 
+/// dv alone, or dk alone, is that with dout, or Q, of other heads.
+HeadDiagnosis operand_of_another_head(const GradientCall& call, const RanGradients& ran);
+
+/// A head holds the gradient of another head besides its own.
+HeadDiagnosis added_head(const GradientCall& call, const RanGradients& ran);
+
 /// A gradient that holds another gradient, or the same one of other heads.
 HeadDiagnosis exchanged_gradients(const GradientCall& call, const RanGradients& ran);
 
