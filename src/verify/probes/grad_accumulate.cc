@@ -60,8 +60,13 @@ Finding explain_long(ProbeSequence& probes, const GradientCall& call, const RanG
   const int g = ran.worst();
   const bool small = ran.judged[g].relative_error < 0x1p-5 && ran.judged[g].non_finite == 0;
   const bool delta = !small && delta_explains(call, ran);
+  // A lost tile of keys leaves the dv of all others correct.
+  const JudgedGradient& dv = ran.judged[kDv];
+  const bool all_p = shape.kv_len > shape.q_len && dv.wrong > 0 &&
+                     10 * dv.wrong > 9 * static_cast<std::int64_t>(dv.ratio.size());
   const FaultStage stage = small   ? FaultStage::precision
                            : delta ? FaultStage::delta
+                           : all_p ? FaultStage::dv
                                    : stage_of_lost_terms(probes, shape);
   return gradient_finding(probes, stage,
                           std::string("long rows: ") +

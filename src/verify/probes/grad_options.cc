@@ -1,4 +1,7 @@
 // Probes grad_scale, grad_softcap and grad_dlse: the options that change the formula of dS.
+#include <algorithm>
+#include <cmath>
+
 #include "verify/probes/gradient_reading.h"
 
 namespace flashcore::verify {
@@ -25,8 +28,11 @@ Finding probe_grad_scale(ProbeSequence& probes, std::int64_t head_dim) {
   for (const double scale : {0.3, 0.05, 1.7}) {
     Options options = probes.base();
     options.scale = scale;
+    // Scores of about 2, so that 16-bit formats can tell factors.
+    const double root = std::sqrt(static_cast<double>(head_dim));
+    const double sigma = std::min(0.8, std::sqrt(2 / (scale * root)));
     Finding f =
-        check(probes, head_dim, options, 0.8, false, FaultStage::scale, "scale " + number(scale));
+        check(probes, head_dim, options, sigma, false, FaultStage::scale, "scale " + number(scale));
     if (!f.found()) continue;
     // The default scale is correct by now.
     const bool other = f.stage == FaultStage::bounds || f.stage == FaultStage::determinism;

@@ -43,12 +43,15 @@ bool depends_on_numbers(ProbeSequence& probes, std::int64_t head_dim, bool of_ke
                         const LengthResults& results) {
   std::optional<Finding> ignored;
   const LengthResults again = sweep(probes, head_dim, of_keys, mix(probes.seed), ignored);
-  std::size_t failed = 0, changed = 0;
+  std::size_t failed = 0, changed = 0, passed = 0, lucky = 0;  // passed after a failure; by chance
   for (const auto& [n, ok] : results) {
     const auto other = again.find(n);
-    failed += ok ? 0 : 1;
-    changed += other != again.end() && other->second != ok ? 1 : 0;
+    const bool differs = other != again.end() && other->second != ok;
+    changed += differs ? 1 : 0;
+    if (!ok) ++failed;
+    if (ok && failed > 0) ++passed, lucky += differs ? 1 : 0;
   }
+  if (2 * lucky >= passed) return true;
   return 5 * changed > failed;
 }
 

@@ -78,6 +78,7 @@ Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
   std::vector<std::size_t> found;
   double times = 0;
   for (const double count : {0.0, 2.0, r.got[worst] / r.want[worst]}) {
+    if (!std::isfinite(count)) continue;
     std::vector<std::size_t> scaled;
     for (const std::size_t e : wrong) {
       if (std::fabs(r.want[e]) <= 4 * r.bound[e]) continue;
@@ -192,15 +193,20 @@ std::string scale_factor(double factor, double scale, double v_dim_scale) {
   return "";
 }
 
-/// One factor of all entries.
-Diagnosis common_factor(const Reading& r, FaultStage fallback) {
+/// The factor of all entries that fits best; NaN if they should all be 0.
+double fitted_factor(const Reading& r) {
   double product = 0, want2 = 0;
   for (std::size_t e = 0; e < r.got.size(); ++e) {
     product += r.got[e] * r.want[e];
     want2 += r.want[e] * r.want[e];
   }
-  if (want2 == 0) return {};
-  const double factor = product / want2;
+  return product / want2;
+}
+
+/// One factor of all entries.
+Diagnosis common_factor(const Reading& r, FaultStage fallback) {
+  const double factor = fitted_factor(r);
+  if (std::isnan(factor)) return {};
   for (std::size_t e = 0; e < r.got.size(); ++e) {
     const double error = std::fabs(r.got[e] - factor * r.want[e]);
     if (!(error <= (1 + std::fabs(factor)) * r.bound[e] + 1e-5 * std::fabs(r.got[e]))) return {};
@@ -282,8 +288,7 @@ Diagnosis unweighted_delta(const Reading& r) {
       if (!close(r, e, r.got[e], r.want[e] + a + b * r.p[e])) return {};
       most = std::max(most, r.bound[e]);
     }
-    if (std::fabs(a) <= 4 * most) return {};
-    ++rows_off;
+    rows_off += std::fabs(a) > 4 * most ? 1 : 0;  // the delta of a row may be near 0
   }
   if (rows_off == 0) return {};
   return {FaultStage::ds,
@@ -360,6 +365,12 @@ Diagnosis other_power_of_p(const Reading& r, const std::vector<std::size_t>& wro
              return r.visible(e) && close(r, e, r.got[e], power(r.want[e], r.p[e]));
            }) >= kNearlyAll;
   };
+  // Under uniform P the factor is that of all entries, and is known well.
+  const auto [least, most] = std::minmax_element(r.p.begin(), r.p.end());
+  if (*least > 0.99 * *most) {
+    const double factor = fitted_factor(r), n = static_cast<double>(r.keys);
+    if (std::fabs(factor / n - 1) > 0.02 && std::fabs(factor * n - 1) > 0.02) return {};
+  }
   const bool without = explained([](double want, double p) { return want / p; });
   if (!without && !explained([](double want, double p) { return want * p; })) return {};
   return {FaultStage::ds,
