@@ -19,7 +19,7 @@ struct Capabilities {
   bool batch = true, gqa = true, cross = true, full = true, causal = true, window = true,
        scale = true, softcap = true, splits = true, lse = true, strides = true, v_dim = true,
        dlse = true;
-  bool wide_values = false;  ///< gradients with v_dim > head_dim
+  bool wide_values = false;      ///< gradients with v_dim > head_dim
   std::int64_t length_step = 1;  ///< all lengths are multiples of this
   std::vector<std::int64_t> head_dims;
   std::vector<std::int64_t> other_dims;  ///< of the backward pass, probed by one call each
