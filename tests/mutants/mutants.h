@@ -29,8 +29,8 @@ std::vector<Mutant> frozen_mutants();
 std::vector<Mutant> adversary_mutants();
 std::vector<Mutant> correct_impls();
 
-/// Of the backward pass: those that its probes were written or extended for, and those written after
-/// its probes were frozen.
+/// Of the backward pass: those that its probes were written or extended for, and those written
+/// after its probes were frozen.
 std::vector<Mutant> first_backward_mutants();
 std::vector<Mutant> frozen_backward_mutants();
 std::vector<Mutant> correct_backwards();

@@ -1,6 +1,7 @@
 // Combines partial results: out = Σ weight_i O_i, LSE = log Σ exp(LSE_i) (core/combine.h).
 //
-//   grid   a warp per row of (batch, head, query); warps loop if the grid is smaller. Many rows have
+//   grid   a warp per row of (batch, head, query); warps loop if the grid is smaller. Many rows
+//   have
 //          a kernel of their own (combine_many.cuh)
 #include <cuda_runtime.h>
 

@@ -31,7 +31,8 @@ __device__ __forceinline__ CombineRows rows_of_cta(const core::CombineParams& p)
   const std::uint32_t index = gridDim.x - 1 - blockIdx.x, head = index / chunks;
   const std::uint32_t heads = static_cast<std::uint32_t>(p.q_heads), b = head / heads;
   const auto first = static_cast<std::int64_t>(index - head * chunks) * kManyRows;
-  return {b, head - b * heads, first, static_cast<int>(min(p.rows - first, std::int64_t{kManyRows}))};
+  return {b, head - b * heads, first,
+          static_cast<int>(min(p.rows - first, std::int64_t{kManyRows}))};
 }
 
 /// True if four columns of every row can be read or written at once.
