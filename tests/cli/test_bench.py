@@ -198,7 +198,7 @@ class CasesFile(CommandTest):
         count = {}
         for row in self.cases:
             count[row["suite"]] = count.get(row["suite"], 0) + 1
-        self.assertEqual(count, {"anchors": 75, "regression": 16, "cpu": 10, "serving": 9,
+        self.assertEqual(count, {"anchors": 75, "regression": 16, "cpu": 25, "serving": 9,
                                  "simt": 2, "options": 27, "gradients": 9})
 
     def test_names(self):

@@ -101,7 +101,7 @@ class Injected(CommandTest):
         result = self.call_json("bench", "--case", "cpu-prefill-s512", "--device", "cpu", "--quiet",
                                 code=FAILED, env=self.broken(13))
         self.assertEqual(result["rows"], [])
-        self.assertEqual(len(result["failed"]), 2)
+        self.assertEqual(len(result["failed"]), 3)
         self.assertIn("never written", result["failed"][0]["reason"])
         text = self.call("bench", "--case", "cpu-prefill-s512#1", "--device", "cpu", code=FAILED,
                          env=self.broken(13)).stdout

@@ -17,7 +17,6 @@ void set_softcap(const core::AttentionParams& call, sm90::Params& params) {
   params.caps_exponents = params.softcap > 0.f && params.score_scale > 0.f &&
                           call.alibi_slopes == nullptr && !params.batch_invariant;
   const double cap = call.softcap * core::kLog2E, scale = params.score_scale;
-  params.shortest_cap_polynomial = core::kShortestCapPolynomial.scaled(cap, scale);
   params.short_cap_polynomial = core::kShortCapPolynomial.scaled(cap, scale);
   params.cap_polynomial = core::kCapPolynomial.scaled(cap, scale);
 }

@@ -30,8 +30,7 @@ struct Params {
   core::CapPolynomial<5> cap_polynomial;
   bool caps_exponents;  // softcap.cuh may cap small scores in their exponents
   bool batch_invariant;
-  bool stages_bias;  // the bias is the only score modification, and cp.async can copy its rows
-  core::CapPolynomial<2> shortest_cap_polynomial;
+  bool stages_bias;    // the bias is the only score modification, and cp.async can copy its rows
   bool gathers_pages;  // paged KV without TMA boxes
   // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and the rows of a tile;
   // a box of q has a 64-row Q tile, from as many heads as it packs.

@@ -33,7 +33,7 @@ __device__ __forceinline__ float tile_slope(const WorkTile& work, const Thread<C
 }
 
 /// True if ALiBi is the only modification, and both rows of a thread may share the terms of their
-/// columns (alibi.cuh). A batch-invariant call may not: the tiles that share them depend on
+/// columns (add_alibi_columns). A batch-invariant call may not: the tiles that share them depend on
 /// the other rows of the warp.
 template <typename C>
 __device__ __forceinline__ bool shares_alibi_columns(const Params& params) {
@@ -53,6 +53,26 @@ __device__ __forceinline__ float first_distance(const Thread<C>& t, const WorkTi
   return static_cast<float>(query + work.seq.mask.diagonal - first_key - t.column(0, 0));
 }
 
+/// Scale and ALiBi of both rows, where all keys are left of the diagonal: -slope |i - j| is a term
+/// of the column plus one of the row.
+template <typename C>
+__device__ __forceinline__ void add_alibi_columns(AccS<C>& acc_s, float factor, float slope,
+                                                  float distance) {
+  const float of_first = -slope * distance;
+#pragma unroll
+  for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float of_column = fmaf(slope, static_cast<float>(8 * n + i), of_first);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& score = acc_s[4 * n + 2 * half + i];
+        score = fmaf(score, factor, of_column);
+      }
+    }
+  }
+}
+
 /// Scale, softcap and ALiBi of a tile of S. factor(half): scale of a thread's row.
 template <typename C, typename Factor>
 __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, const Thread<C>& t,
@@ -65,6 +85,14 @@ __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, const Thread<C>
                         factor(half),
                         work.alibi_slopes[C::kPackGqa ? t.first_head : 0]};
   };
+  const bool shared = shares_alibi_columns<C>(params);
+  if (shared) {
+    const float distance = first_distance(t, work, query_of(work, t, 0), first_key);
+    if (__all_sync(0xffffffffu, distance >= static_cast<float>(C::kTileK))) {
+      const Log2ScoreRow row = row_of(0);
+      return add_alibi_columns<C>(acc_s, row.scale(), row.slope(), distance);
+    }
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Log2ScoreRow row = row_of(half);
@@ -80,7 +108,7 @@ __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, const Thread<C>
       }
     };
     core::modify_scores<FastMath, core::ScoreInput::qk>(row, each);
-    if (half == 1 && shares_alibi_columns<C>(params)) {
+    if (shared && half == 1) {
       const float shift = kSecondRowDistance * row.slope();
       each([&](float& score, std::int32_t, float) { score += shift; });
     }

@@ -7,7 +7,7 @@
 namespace flashcore::cuda::sm90 {
 
 /// Exponents of raw scores whose softcap is a polynomial. Row maxima are capped, in units of log2.
-/// It costs as many instructions more than no softcap as it has terms.
+/// It costs three instructions more than no softcap.
 template <int kTerms>
 struct PolynomialCapExponent {
   const core::CapPolynomial<kTerms>& polynomial;
@@ -19,47 +19,45 @@ struct PolynomialCapExponent {
   __device__ __forceinline__ float difference(float x, float y) const { return __fsub_rn(x, y); }
 };
 
-enum class CapTier { formula, polynomial, short_polynomial, shortest_polynomial };
+enum class CapTier { formula, polynomial, short_polynomial };
 
-/// The cheapest exponent that is exact enough for all raw scores of the warp. lane_max: the highest
-/// of each row in the lane; scores that are NaN make their own row NaN with any exponent.
-/// Polynomials spare the special-function units, but rows then depend on their neighbours' scores:
-/// a batch-invariant call has no polynomials. hides_keys: some scores may become -inf, for which
-/// the shortest polynomial, whose last coefficient is negative, is +inf.
+/// The cheapest exponent that is exact enough for all raw scores of the warp. Polynomials spare the
+/// special-function units, but rows then depend on their neighbours' scores: a batch-invariant call
+/// has no polynomials.
 template <typename C>
-__device__ __forceinline__ CapTier cap_tier(const AccS<C>& acc_s, const float (&lane_max)[2],
-                                            bool hides_keys, const Params& params) {
+__device__ __forceinline__ CapTier cap_tier(const AccS<C>& acc_s, const Params& params) {
+  if (!C::kCapsExponents || !params.caps_exponents) return CapTier::formula;
   // Non-negative floats have the order of their bits, and so have negative ones above them.
   constexpr int kChains = 2;
+  int high[kChains] = {};
   unsigned low[kChains] = {};
 #pragma unroll
   for (int i = 0; i < C::kTileK / 2; i += 2) {
-    unsigned& lowest = low[i / 2 % kChains];
-    lowest = __vimax3_u32(lowest, __float_as_uint(acc_s[i]), __float_as_uint(acc_s[i + 1]));
+    const int chain = i / 2 % kChains;
+    high[chain] = __vimax3_s32(high[chain], __float_as_int(acc_s[i]), __float_as_int(acc_s[i + 1]));
+    low[chain] = __vimax3_u32(low[chain], __float_as_uint(acc_s[i]), __float_as_uint(acc_s[i + 1]));
   }
-  const float highest = max_ignore_nan(lane_max[0], lane_max[1]);
+  const float highest = __int_as_float(max(high[0], high[1]));
   const unsigned lowest = max(low[0], low[1]);
   const auto is_below = [&](float limit) {
     return __all_sync(0xffffffffu, highest <= limit && lowest <= __float_as_uint(-limit));
   };
-  if (is_below(params.short_cap_polynomial.up_to)) {
-    return !hides_keys && is_below(params.shortest_cap_polynomial.up_to)
-               ? CapTier::shortest_polynomial
-               : CapTier::short_polynomial;
-  }
-  return is_below(params.cap_polynomial.up_to) ? CapTier::polynomial : CapTier::formula;
+  return is_below(params.short_cap_polynomial.up_to) ? CapTier::short_polynomial
+         : is_below(params.cap_polynomial.up_to)     ? CapTier::polynomial
+                                                     : CapTier::formula;
 }
 
 /// The online softmax of raw scores with a softcap that `polynomial` computes.
 template <typename C, int kTerms>
 __device__ __forceinline__ void softcap_softmax(AccS<C>& acc_s, RowStats& row_stats,
-                                                float (&rescale)[2], const float (&lane_max)[2],
+                                                float (&rescale)[2],
                                                 const core::CapPolynomial<kTerms>& polynomial,
                                                 core::Fault fault) {
   float max[2];
+  find_row_max<C, 0, 2>(max, acc_s, init_row_stats());
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    max[half] = max_ignore_nan(row_stats.of[half].max, polynomial(quad_max(lane_max[half])));
+    max[half] = max_ignore_nan(row_stats.of[half].max, polynomial(max[half]));
   }
   const PolynomialCapExponent<kTerms> exponent{polynomial};
   exponentials<C, 0, 2>(acc_s, row_stats, rescale, max, exponent, fault);

@@ -120,10 +120,9 @@ struct Log2Exponent {
   __device__ __forceinline__ float difference(float x, float y) const { return __fsub_rn(x, y); }
 };
 
-/// max = max(row statistics, a lane's part of a row of S) for the rows kFirst … kFirst + kRows - 1
-/// of a thread.
+/// max = max(row statistics, row of S) for the rows kFirst … kFirst + kRows - 1 of a thread.
 template <typename C, int kFirst, int kRows>
-__device__ __forceinline__ void lane_row_max(float (&max)[2], const AccS<C>& acc_s,
+__device__ __forceinline__ void find_row_max(float (&max)[2], const AccS<C>& acc_s,
                                              const RowStats& row_stats) {
   const auto larger = [](float x, float y) { return max_ignore_nan(x, y); };
   float chain_max[2][C::kSchedule.max_chains];
@@ -142,17 +141,8 @@ __device__ __forceinline__ void lane_row_max(float (&max)[2], const AccS<C>& acc
   }
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
-    max[half] = tree_reduce(chain_max[half], larger);
+    max[half] = quad_max(tree_reduce(chain_max[half], larger));
   }
-}
-
-/// The same for whole rows.
-template <typename C, int kFirst, int kRows>
-__device__ __forceinline__ void find_row_max(float (&max)[2], const AccS<C>& acc_s,
-                                             const RowStats& row_stats) {
-  lane_row_max<C, kFirst, kRows>(max, acc_s, row_stats);
-#pragma unroll
-  for (int half = kFirst; half < kFirst + kRows; ++half) max[half] = quad_max(max[half]);
 }
 
 /// P = 2^(exponent - base) in place, and updates the row statistics with the new maxima.

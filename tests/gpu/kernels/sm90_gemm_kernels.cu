@@ -168,6 +168,7 @@ std::vector<float> run_two_gemms(const KernelInfo& kernel, const std::vector<std
                         cuda::sm90::Config<T, 64, 128, 208, 2, 16, 384>,
                         cuda::sm90::Config<T, 64, 64, 128, 4, 16, 256>,
                         cuda::sm90::Config<T, 96, 192, 96, 2, 16, 512>,
+                        cuda::sm90::Config<T, 128, 64, 160, 2, 16, 256>,
                         cuda::sm90::Config<T, 128, 128, 128, 2, 16, 384>,
                         cuda::sm90::Config<T, 128, 128, 160, 2, 16, 384>,
                         cuda::sm90::Config<T, 128, 128, 176, 2, 16, 384>,
