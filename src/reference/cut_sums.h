@@ -1,4 +1,4 @@
-// What tensor cores may cut from sums of products: docs/numerics.md, "Cut sums".
+// Bounds of what tensor cores cut from sums of products (docs/numerics.md, "Cut sums").
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Factors {
   void clear() { value.clear(), alignment.clear(), last_bit.clear(); }
 };
 
-/// What tensor cores may cut from Σ_k x[k]·y[k][i] for each i < count, in units of 2⁻²⁴. y is
+/// Bounds of what tensor cores cut from Σ_k x[k]·y[k][i] for each i < count, in units of 2⁻²⁴. y is
 /// [x's size][count]. 0 where the sum is not finite in f32.
 std::vector<double> cut_sums(const Factors& x, const Factors& y, std::size_t count);
 

@@ -29,12 +29,6 @@ std::vector<Mutant> bwd_dk_faults();
 std::vector<Mutant> bwd_accumulate_faults();
 std::vector<Mutant> bwd_mask_faults();
 
-inline float rounded(verify::Format format, float x) {
-  return static_cast<float>(verify::rounded(format, x));
-}
-
-inline bool is_causal(const BackwardWork& w) { return w.call->forward->causal != 0; }
-
 /// Loads rows of another head or batch: `columns` numbers per row.
 inline void load_rows(const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t rows,
                       std::int64_t columns, std::vector<float>& values) {

@@ -18,10 +18,6 @@ std::vector<Mutant> frozen_value_faults();
 std::vector<Mutant> frozen_product_faults();
 std::vector<Mutant> frozen_option_faults();
 
-inline float narrowed(verify::Format format, float x) {
-  return static_cast<float>(verify::rounded(format, x));
-}
-
 inline float of_row(const std::vector<float>& values, std::int64_t i) {
   return values[static_cast<std::size_t>(i)];
 }
@@ -48,8 +44,6 @@ inline std::vector<float> rows_of(const flashcore_tensor& t, std::int64_t b, std
 inline std::int64_t padding(std::int64_t length, std::int64_t tile) {
   return (tile - length % tile) % tile;
 }
-
-inline bool is_causal(const BackwardWork& w) { return w.call->forward->causal != 0; }
 
 /// A row without keys has P = 0, whatever else is wrong.
 inline void guard_empty_rows(BackwardParts& p) {

@@ -163,7 +163,7 @@ void delta_from_out_in_bf16(BackwardParts& p) {
   p.delta = [](const BackwardWork& w, std::int64_t i) {
     float sum = -of_row(w.dlse, i);
     for (std::int64_t c = 0; c < w.dv_dim; ++c) {
-      sum += w.dout[at(i, w.dv_dim, c)] * narrowed(Format::bf16, w.out[at(i, w.dv_dim, c)]);
+      sum += w.dout[at(i, w.dv_dim, c)] * rounded(Format::bf16, w.out[at(i, w.dv_dim, c)]);
     }
     return sum;
   };
@@ -173,7 +173,7 @@ void delta_summed_in_f16(BackwardParts& p) {
   p.delta = [](const BackwardWork& w, std::int64_t i) {
     float sum = 0;
     for (std::int64_t c = 0; c < w.dv_dim; ++c) {
-      sum = narrowed(Format::f16, sum + w.dout[at(i, w.dv_dim, c)] * w.out[at(i, w.dv_dim, c)]);
+      sum = rounded(Format::f16, sum + w.dout[at(i, w.dv_dim, c)] * w.out[at(i, w.dv_dim, c)]);
     }
     return sum - of_row(w.dlse, i);
   };
@@ -278,7 +278,7 @@ void ds_with_p_of_the_old_stage(BackwardParts& p) {
 /// The format of gradients in 8 bits.
 void ds_in_e5m2(BackwardParts& p) {
   p.in_dq = p.in_dk = [](const BackwardWork&, const Pair& x) {
-    return narrowed(Format::e5m2, 64 * x.ds) / 64;
+    return rounded(Format::e5m2, 64 * x.ds) / 64;
   };
 }
 

@@ -211,7 +211,7 @@ void softcap_in_masked_tiles_only(BackwardParts& p) {
 /// dS times a factor against underflow, which overflows for a large dout.
 void ds_overflows_f16(BackwardParts& p) {
   p.in_dq = p.in_dk = [](const BackwardWork&, const Pair& x) {
-    return narrowed(Format::f16, 1024 * x.ds) / 1024;
+    return rounded(Format::f16, 1024 * x.ds) / 1024;
   };
 }
 

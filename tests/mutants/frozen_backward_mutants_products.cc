@@ -251,7 +251,7 @@ void operands_in_tf32(BackwardParts& p) {
 /// The instruction for an approximate tanh has 11 bits.
 void tanh_of_11_bits(BackwardParts& p) {
   const auto tanh = [](const BackwardWork& w, const Pair& x) {
-    return narrowed(Format::f16, std::tanh(x.z / w.softcap));
+    return rounded(Format::f16, std::tanh(x.z / w.softcap));
   };
   p.p = [=, right = p.p](const BackwardWork& w, const Pair& x) {
     Pair coarse = x;
@@ -265,20 +265,20 @@ void tanh_of_11_bits(BackwardParts& p) {
 
 void lse_in_f16(BackwardParts& p) {
   p.loaded = [](BackwardWork& w) {
-    for (float& x : w.lse) x = narrowed(Format::f16, x);
+    for (float& x : w.lse) x = rounded(Format::f16, x);
   };
 }
 
 void scores_in_f16(BackwardParts& p) {
   p.p = [](const BackwardWork& w, const Pair& x) {
-    return std::exp(narrowed(Format::f16, x.score) - of_row(w.lse, x.i));
+    return std::exp(rounded(Format::f16, x.score) - of_row(w.lse, x.i));
   };
 }
 
 void ds_from_p_in_f16(BackwardParts& p) {
   p.ds = [right = p.ds](const BackwardWork& w, const Pair& x) {
     Pair narrow = x;
-    narrow.p = narrowed(Format::f16, x.p);
+    narrow.p = rounded(Format::f16, x.p);
     return right(w, narrow);
   };
 }
@@ -296,7 +296,7 @@ void dq_of_key_tiles_summed_in_f16(BackwardParts& p) {
         }
         for (std::int64_t c = 0; c < w.d; ++c) {
           float& x = w.dq[at(i, w.d, c)];
-          x = narrowed(Format::f16, x + of_row(sum, c));
+          x = rounded(Format::f16, x + of_row(sum, c));
         }
       }
     }

@@ -29,9 +29,9 @@ std::vector<Mutant> frozen_mutants();
 std::vector<Mutant> adversary_mutants();
 std::vector<Mutant> correct_impls();
 
-/// Of the backward pass: those that its probes were written or extended for, and those written
-/// after its probes were frozen.
+/// Mutants of the backward pass that its probes were written or extended for.
 std::vector<Mutant> first_backward_mutants();
+/// Mutants of the backward pass written after its probes were frozen.
 std::vector<Mutant> frozen_backward_mutants();
 std::vector<Mutant> correct_backwards();
 

@@ -62,6 +62,12 @@ struct BackwardParts {
 
 enum { kOfDq, kOfDk, kOfDv };
 
+inline float rounded(verify::Format format, float x) {
+  return static_cast<float>(verify::rounded(format, x));
+}
+
+inline bool is_causal(const BackwardWork& w) { return w.call->forward->causal != 0; }
+
 BackwardParts default_backward();
 
 /// Computes a call. Returns FLASHCORE_UNSUPPORTED for options it lacks.

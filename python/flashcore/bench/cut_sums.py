@@ -1,4 +1,4 @@
-"""What tensor cores may cut from sums of products: docs/numerics.md, "Cut sums".
+"""Bounds of what tensor cores cut from sums of products (docs/numerics.md, "Cut sums").
 
 A separate implementation of src/reference/cut_sums.cc, with torch.
 """

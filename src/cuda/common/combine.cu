@@ -1,8 +1,8 @@
 // Combines partial results: out = Σ weight_i O_i, LSE = log Σ exp(LSE_i) (core/combine.h).
 //
-//   grid   a warp per row of (batch, head, query); warps loop if the grid is smaller. Many rows
-//   have
-//          a kernel of their own (combine_many.cuh)
+//   grid   a warp per row of (batch, head, query); warps loop if the grid is smaller
+//
+// Calls with many rows have a kernel of their own (combine_many.cuh).
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -48,7 +48,7 @@ struct LoadingWarp : RoleWarp<C> {
   }
 
  protected:
-  /// Where V is loaded to.
+  /// The buffer that V is loaded into.
   __device__ __forceinline__ unsigned char* v_tile(typename Pipeline::LoadedVState state) const {
     if constexpr (C::kFp8) {
       return this->s.v_staging[state.stage()];

@@ -53,7 +53,7 @@ double cut_bound(const std::vector<double>& a, const std::vector<double>& b, DTy
   return kUnit * reference::cut_sums(x, y, 1)[0];
 }
 
-/// What a tensor core cut, as a share of the bound.
+/// The part of the bound that a tensor core cuts.
 double share_cut(int device, DType dtype, const std::vector<double>& a,
                  const std::vector<double>& b) {
   const double error = tensor_core_sum(core_of(device, dtype), a, b) - exact_sum(a, b);
