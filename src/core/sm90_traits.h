@@ -75,6 +75,8 @@ struct Sm90Traits {
   constexpr bool has_spare_registers() const {
     return !is_fp8() && (head_dim == 64 || head_dim == 128 || head_dim == 256);
   }
+  /// ALiBi in units of the slope (cuda/sm90/alibi.cuh).
+  constexpr bool adds_alibi() const { return has_spare_registers() && consumers() < 3; }
   /// The softcap of small scores is a polynomial in the exponent (cuda/sm90/softcap.cuh).
   constexpr bool caps_exponents() const {
     return has_spare_registers() && tile_k <= 128 && consumers() < 3;

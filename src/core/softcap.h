@@ -48,6 +48,8 @@ struct CapPolynomial {
   FLASHCORE_HD constexpr float operator()(float x) const { return x * factor(x); }
 };
 inline constexpr float kCapArgument = static_cast<float>(2.0 * kLog2E);  // argument of x = 1
+inline constexpr CapPolynomial<2> kShortestCapPolynomial{
+    0.1f * kCapArgument, {0.34657215523800188f, -0.013806954619806315f}};
 inline constexpr CapPolynomial<3> kShortCapPolynomial{
     0.25f * kCapArgument, {0.34657311650916872f, -0.01386868739833586f, 0.0006381223660962555f}};
 inline constexpr CapPolynomial<5> kCapPolynomial{

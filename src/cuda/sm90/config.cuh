@@ -87,7 +87,7 @@ struct Config {
   static constexpr bool kKeyRanges = false;
   static constexpr bool kTakesMask = kShape.takes_mask();
   static constexpr bool kTakesBias = kShape.takes_bias();
-  static constexpr bool kSpareRegisters = kShape.has_spare_registers();
+  static constexpr bool kAddsAlibi = kShape.adds_alibi();
   static constexpr bool kCapsExponents = kShape.caps_exponents();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };

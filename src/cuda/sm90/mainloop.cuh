@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/primitives/tma.cuh"
+#include "cuda/sm90/alibi.cuh"
 #include "cuda/sm90/barriers.cuh"
 #include "cuda/sm90/bias.cuh"
 #include "cuda/sm90/boolean_mask.cuh"
@@ -150,22 +151,12 @@ struct Consumer : ConsumerWarp<C> {
                         fault);
       return;
     }
-    const CapTier tier = cap_tier<C>(this->acc_s, params);
-    if (tier == CapTier::formula) {
-      apply_score_mods<C>(this->acc_s, this->t, params, this->work(it.queue), it.tile,
-                          [&](int) { return params.score_scale; });
-    }
+    if (C::kAddsAlibi && params.adds_alibi && adds_alibi(it, needs_mask)) return;
+    if (C::kCapsExponents && params.caps_exponents && caps_exponents(it, needs_mask)) return;
+    apply_score_mods<C>(this->acc_s, this->t, params, this->work(it.queue), it.tile,
+                        [&](int) { return params.score_scale; });
     hide_keys(it, needs_mask);
-    const auto with = [&](const auto& polynomial) {
-      softcap_softmax<C>(this->acc_s, this->row_stats, this->rescale, polynomial, fault);
-    };
-    if (C::kCapsExponents && tier == CapTier::short_polynomial) {
-      with(params.short_cap_polynomial);
-    } else if (C::kCapsExponents && tier == CapTier::polynomial) {
-      with(params.cap_polynomial);
-    } else {
-      online_softmax<C>(this->acc_s, this->row_stats, this->rescale, Log2Exponent{}, fault);
-    }
+    online_softmax<C>(this->acc_s, this->row_stats, this->rescale, Log2Exponent{}, fault);
   }
   __device__ __forceinline__ void pack_p() { sm90::pack_p<C>(p_frag, this->acc_s); }
 
@@ -205,13 +196,10 @@ struct Consumer : ConsumerWarp<C> {
 
   __device__ __forceinline__ void stash_row_stats(TileQueueState queue) {
     const Params& params = this->params;
-    sm90::stash_row_stats<C>(this->s, this->row_stats, this->t, [&](float max, int half) {
+    sm90::stash_row_stats<C>(this->s, this->row_stats, this->t, [&](float max) {
       if constexpr (kBiased) return max;
       if constexpr (kFastPath) return max * params.score_scale;
-      const bool shifted = half == 1 && shares_alibi_columns<C>(params);
-      const float shift =
-          shifted ? kSecondRowDistance * tile_slope<C>(this->work(queue), this->t) : 0.f;
-      return max * static_cast<float>(core::kLn2) - shift;
+      return max * static_cast<float>(core::kLn2);
     });
   }
   __device__ __forceinline__ void reset_row_stats() { this->row_stats = init_row_stats(); }
@@ -248,6 +236,43 @@ struct Consumer : ConsumerWarp<C> {
       load_mask_bits<C>(mask_bits, mask_row<C>(params.mask, work, this->t), params.mask, it.tile);
       hide_masked_keys<C>(this->acc_s, mask_bits);
     }
+  }
+
+  /// The softmax of a step whose softcap a polynomial computes; false if none can.
+  __device__ __forceinline__ bool caps_exponents(const Iterator& it, bool needs_mask) {
+    const Params& params = this->params;
+    const bool hides = kMasked || needs_mask;
+    float max[2];
+    lane_row_max<C, 0, 2>(max, this->acc_s, init_row_stats());
+    const CapTier tier = cap_tier<C>(this->acc_s, max, hides, params);
+    if (tier == CapTier::formula) return false;
+    if (hides) {
+      hide_keys(it, needs_mask);
+      lane_row_max<C, 0, 2>(max, this->acc_s, init_row_stats());
+    }
+    const auto with = [&](const auto& polynomial) {
+      softcap_softmax<C>(this->acc_s, this->row_stats, this->rescale, max, polynomial,
+                         params.call.fault);
+    };
+    if (!kMasked && tier == CapTier::shortest_polynomial) {
+      with(params.shortest_cap_polynomial);
+    } else if (tier == CapTier::short_polynomial) {
+      with(params.short_cap_polynomial);
+    } else {
+      with(params.cap_polynomial);
+    }
+    return true;
+  }
+
+  /// The softmax of a step on one side of the diagonal; false if the step is not.
+  __device__ __forceinline__ bool adds_alibi(const Iterator& it, bool needs_mask) {
+    const Params& params = this->params;
+    const AlibiStep step = alibi_step<C>(params, this->work(it.queue), this->t, it.tile);
+    if (step.side == AlibiSide::both) return false;
+    to_slope_units<C>(this->acc_s, params.score_scale, step);
+    hide_keys(it, needs_mask);
+    alibi_softmax<C>(this->acc_s, this->row_stats, this->rescale, step.exponent, params.call.fault);
+    return true;
   }
 
   /// Hides keys by position and by the boolean mask.

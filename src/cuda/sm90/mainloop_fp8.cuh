@@ -193,7 +193,7 @@ struct Fp8Consumer : ConsumerWarp<C> {
 
   __device__ __forceinline__ void stash_row_stats(TileQueueState) {
     sm90::stash_row_stats<C>(this->s, this->row_stats, this->t,
-                             [&](float max, int) { return max * scales.unit; });
+                             [&](float max) { return max * scales.unit; });
   }
   /// Epilogue.
   __device__ __forceinline__ void store_tile(TileQueueState ended) {

@@ -17,6 +17,7 @@ void set_softcap(const core::AttentionParams& call, sm90::Params& params) {
   params.caps_exponents = params.softcap > 0.f && params.score_scale > 0.f &&
                           call.alibi_slopes == nullptr && !params.batch_invariant;
   const double cap = call.softcap * core::kLog2E, scale = params.score_scale;
+  params.shortest_cap_polynomial = core::kShortestCapPolynomial.scaled(cap, scale);
   params.short_cap_polynomial = core::kShortCapPolynomial.scaled(cap, scale);
   params.cap_polynomial = core::kCapPolynomial.scaled(cap, scale);
 }
@@ -94,6 +95,9 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.score_scale = core::score_scale<float>(call);
   params.batch_invariant = plan.problem.options.reproducibility == Reproducibility::batch_invariant;
   params.stages_bias = stages_bias(plan, call);
+  // The rows of a warp decide together, so a batch-invariant call may not.
+  params.adds_alibi = call.alibi_slopes != nullptr && call.softcap == 0 &&
+                      !params.batch_invariant && !call.fault.is(core::InjectedFault::alibi_signed);
   set_softcap(call, params);
   const std::int64_t q_columns =
       call.fault.is(core::InjectedFault::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;

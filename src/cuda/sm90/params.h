@@ -26,9 +26,11 @@ struct Params {
   core::PackedMask mask;
   float score_scale, softcap;  // AttentionParams::score_scale and softcap
   // Softcap of small raw scores, in units of log2.
+  core::CapPolynomial<2> shortest_cap_polynomial;
   core::CapPolynomial<3> short_cap_polynomial;
   core::CapPolynomial<5> cap_polynomial;
   bool caps_exponents;  // softcap.cuh may cap small scores in their exponents
+  bool adds_alibi;      // alibi.cuh may add ALiBi, which is the only score modification
   bool batch_invariant;
   bool stages_bias;    // the bias is the only score modification, and cp.async can copy its rows
   bool gathers_pages;  // paged KV without TMA boxes

@@ -20,7 +20,7 @@ __device__ __forceinline__ RowStats init_row_stats() {
 }
 
 /// Stores the final statistics of a work tile in shared memory, summed over the quad and in natural
-/// units: natural(max, half). The next tile starts before O is complete, and registers are few.
+/// units: natural(max). The next tile starts before O is complete, and registers are few.
 template <typename C, typename Natural>
 __device__ __forceinline__ void stash_row_stats(SharedStorage<C>& s, const RowStats& row_stats,
                                                 const Thread<C>& t, Natural natural) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void stash_row_stats(SharedStorage<C>& s, const RowSt
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(row_stats.of[half].sum);
     if (t.lane % 4 == 0) {
-      s.final_stats[t.row(half)] = {natural(row_stats.of[half].max, half) - kProbability, sum};
+      s.final_stats[t.row(half)] = {natural(row_stats.of[half].max) - kProbability, sum};
     }
   }
   __syncwarp();
@@ -113,6 +113,12 @@ struct LinearExponent {
   __device__ __forceinline__ float difference(float x, float y) const { return __fsub_rn(x, y); }
 };
 
+/// True if an exponent has a term of the row besides: row_term[half].
+template <typename Exponent>
+constexpr bool has_row_term() {
+  return requires(const Exponent& exponent) { exponent.row_term; };
+}
+
 /// Scores in units of log2, after score modifications.
 struct Log2Exponent {
   __device__ __forceinline__ float of(float score) const { return score; }
@@ -120,9 +126,10 @@ struct Log2Exponent {
   __device__ __forceinline__ float difference(float x, float y) const { return __fsub_rn(x, y); }
 };
 
-/// max = max(row statistics, row of S) for the rows kFirst … kFirst + kRows - 1 of a thread.
+/// max = max(row statistics, a lane's part of a row of S) for the rows kFirst … kFirst + kRows - 1
+/// of a thread.
 template <typename C, int kFirst, int kRows>
-__device__ __forceinline__ void find_row_max(float (&max)[2], const AccS<C>& acc_s,
+__device__ __forceinline__ void lane_row_max(float (&max)[2], const AccS<C>& acc_s,
                                              const RowStats& row_stats) {
   const auto larger = [](float x, float y) { return max_ignore_nan(x, y); };
   float chain_max[2][C::kSchedule.max_chains];
@@ -141,8 +148,17 @@ __device__ __forceinline__ void find_row_max(float (&max)[2], const AccS<C>& acc
   }
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
-    max[half] = quad_max(tree_reduce(chain_max[half], larger));
+    max[half] = tree_reduce(chain_max[half], larger);
   }
+}
+
+/// The same for whole rows.
+template <typename C, int kFirst, int kRows>
+__device__ __forceinline__ void find_row_max(float (&max)[2], const AccS<C>& acc_s,
+                                             const RowStats& row_stats) {
+  lane_row_max<C, kFirst, kRows>(max, acc_s, row_stats);
+#pragma unroll
+  for (int half = kFirst; half < kFirst + kRows; ++half) max[half] = quad_max(max[half]);
 }
 
 /// P = 2^(exponent - base) in place, and updates the row statistics with the new maxima.
@@ -166,6 +182,7 @@ __device__ __forceinline__ void exponentials(AccS<C>& acc_s, RowStats& row_stats
     base[half] = exponent.of(core::softmax_base(max));
     rescale[half] = fast_exp2(exponent.difference(exponent.of(state.max), base[half]));
     base[half] -= C::kPScaleLog2;
+    if constexpr (has_row_term<Exponent>()) base[half] -= exponent.row_term[half];
     if (fault.is(InjectedFault::rescale_forgotten)) rescale[half] = 1.f;
     state.max = max;
   }

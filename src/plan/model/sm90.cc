@@ -46,6 +46,9 @@ constexpr double kPageRow = 2;   // per 128 bytes of a row that is gathered; cou
 // Softcap: a step with polynomials in the exponents, and one with the formula.
 constexpr double kPolynomialCap = 1.35;
 constexpr double kFormulaCap = 1.8;
+// ALiBi: in units of the slope, and score by score.
+constexpr double kAlibiInSlopes = 1.15;
+constexpr double kAlibiByScore = 1.44;
 // A bias in a step: counted instructions, not times.
 constexpr double kStagedBias = 1.2;
 constexpr double kDirectBias = 2;
@@ -192,6 +195,9 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   TileCycles tile = tile_cycles(kernel);
   if (problem.options.softcap > 0) {
     tile.step *= sm90_shape(kernel).caps_exponents() ? kPolynomialCap : kFormulaCap;
+  }
+  if (problem.alibi_slopes.given()) {
+    tile.step *= sm90_shape(kernel).adds_alibi() ? kAlibiInSlopes : kAlibiByScore;
   }
   tile.step *= bias_factor(kernel, problem);
   tile.step = std::max(tile.step, page_cycles(kernel, problem));

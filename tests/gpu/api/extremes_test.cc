@@ -143,22 +143,47 @@ TEST_F(Extremes, EverySoftcapIsRight) {
   }
 }
 
+/// Keys past used_k are NaN. A step must choose its softcap by the scores that it keeps.
+TEST_F(Extremes, HiddenNansDoNotChangeTheSoftcap) {
+  for (const KernelInfo* kernel : runnable_kernels()) {
+    for (const double cap : {0.3, 3.0, 30.0}) {
+      verify::CaseSpec spec = spec_of(*kernel, false, false);
+      spec.options.softcap = cap;
+      spec.used_k = true;
+      spec.used_lengths = {1, 190};
+      verify::fit_to_kernel(*kernel, spec);
+      SCOPED_TRACE(std::string(kernel->id) + ", softcap " + std::to_string(cap));
+      const verify::CaseMemory memory(spec);
+      GpuCase on_gpu(memory);
+      expect_right(memory, on_gpu.direct(memory, nullptr), on_gpu.plan());
+    }
+  }
+}
+
+void check_slopes(verify::CaseSpec spec, const double (&values)[4]) {
+  for (const bool causal : {true, false}) {
+    spec.options.causal = causal;
+    SCOPED_TRACE(causal ? "causal" : "all keys");
+    const verify::CaseMemory memory(spec);
+    const TensorView& slopes = memory.tensors().alibi_slopes;
+    for (std::int64_t head = 0; head < 4; ++head) {
+      verify::store(slopes.data, slopes.dtype, head, values[head]);
+    }
+    GpuCase on_gpu(memory);
+    expect_right(memory, on_gpu.direct(memory, nullptr), on_gpu.plan());
+  }
+}
+
 TEST_F(Extremes, EverySlopeIsRight) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     for (const double scale : {0.125, -0.125, 0.0}) {
       verify::CaseSpec spec = spec_of(*kernel, false, false);
       spec.alibi = 1;
-      spec.options.causal = true;
       spec.options.scale = scale;
       SCOPED_TRACE(std::string(kernel->id) + ", scale " + std::to_string(scale));
-      const verify::CaseMemory memory(spec);
-      const TensorView& slopes = memory.tensors().alibi_slopes;
-      const double values[] = {0, -0.3, 1e-9, 1e9};  // of the four query heads
-      for (std::int64_t head = 0; head < 4; ++head) {
-        verify::store(slopes.data, slopes.dtype, head, values[head]);
-      }
-      GpuCase on_gpu(memory);
-      expect_right(memory, on_gpu.direct(memory, nullptr), on_gpu.plan());
+      check_slopes(spec, {0, -0.3, 1e-9, 1e9});
+      check_slopes(spec, {1, 0.0625, 3.9, 1000});
+      check_slopes(spec, {-1e-3, 0.7, 0.25, -2});
     }
   }
 }
