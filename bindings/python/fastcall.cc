@@ -41,8 +41,9 @@ class Arrays {
       PyErr_Clear();
       return false;
     }
+    if ((call_.swapped >> count_ & 1) != 0) described = swap(*described);
     all_[count_++] = described;
-    return true;
+    return described != nullptr;
   }
 
   int count() const { return count_; }
@@ -62,8 +63,28 @@ class Arrays {
     return static_cast<const flashcore_tensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
   }
 
+  /// The array with axes 1 and 2 swapped; null if it does not have four axes with strides.
+  const flashcore_tensor* swap(const flashcore_tensor& array) {
+    if (array.ndim != kAxes || array.strides == nullptr) return nullptr;
+    flashcore_tensor& swapped = tensors_[count_];
+    std::int64_t* const shape = extents_[count_];
+    std::int64_t* const strides = shape + kAxes;
+    for (int to = 0; to < kAxes; ++to) {
+      const int from = to == 1 || to == 2 ? 3 - to : to;
+      shape[to] = array.shape[from];
+      strides[to] = array.strides[from];
+    }
+    swapped = array;
+    swapped.shape = shape;
+    swapped.strides = strides;
+    return &swapped;
+  }
+
+  static constexpr int kAxes = 4;
+
   const flashcore_python_call& call_;
   int count_ = 0, held_ = 0;
+  std::int64_t extents_[FLASHCORE_MAX_PYTHON_ARRAYS][2 * kAxes];  // of swapped arrays
   const flashcore_tensor* all_[FLASHCORE_MAX_PYTHON_ARRAYS];
   flashcore_tensor tensors_[FLASHCORE_MAX_PYTHON_ARRAYS];
   void* capsules_[FLASHCORE_MAX_PYTHON_ARRAYS];
@@ -116,12 +137,31 @@ std::int32_t without_gil(Function<Params> function, const Params* params, flashc
   return code;
 }
 
+/// Restores a struct at the end of a scope. Does nothing for null.
+template <typename Params>
+class Restored {
+ public:
+  explicit Restored(Params* params) : params_(params) {
+    if (params != nullptr) before_ = *params;
+  }
+  Restored(const Restored&) = delete;
+  Restored& operator=(const Restored&) = delete;
+  ~Restored() {
+    if (params_ != nullptr) *params_ = before_;
+  }
+
+ private:
+  Params* params_;
+  Params before_{};
+};
+
 /// Runs on described arrays. Python may use the same params in a finaliser before or after the
 /// call, and in a signal handler during it. They are restored, and a call that lets handlers run
 /// works on a copy.
 std::int32_t run_described(const flashcore_python_call& call, const Arrays& arrays) {
   flashcore_params& params = *call.params;
-  const flashcore_params before = params;
+  const Restored forward(&params);
+  const Restored backward(call.backward);
   for (int i = 0; i < arrays.count(); ++i) *call.fields[i] = arrays[i];
   if (is_cpu(arrays[0]->device)) {
     params.workspace = call.cpu_workspace->address;
@@ -129,13 +169,14 @@ std::int32_t run_described(const flashcore_python_call& call, const Arrays& arra
     params.workspace_header = nullptr;
     params.stream = nullptr;
   }
-  const std::int32_t code =
-      without_gil(flashcore_attention, &params, call.error, call.interruptible != 0);
-  params = before;
-  return code;
+  const bool interruptible = call.interruptible != 0;
+  if (call.backward != nullptr) {
+    return without_gil(flashcore_attention_backward, call.backward, call.error, interruptible);
+  }
+  return without_gil(flashcore_attention, &params, call.error, interruptible);
 }
 
-/// Returns the code of flashcore_attention, or -1 if an array could not be described.
+/// Returns the code of the call, or -1 if an array could not be described.
 std::int32_t run_arrays(const flashcore_python_call& call, void* const* given,
                         std::ptrdiff_t count) {
   if (count != call.count) return -1;

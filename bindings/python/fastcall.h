@@ -16,7 +16,7 @@ extern "C" {
 
 typedef int (*flashcore_dlpack_reader)(void* object, flashcore_tensor* tensor);
 
-enum { FLASHCORE_MAX_PYTHON_ARRAYS = 17 };
+enum { FLASHCORE_MAX_PYTHON_ARRAYS = 24 };
 
 typedef struct flashcore_python_workspace {
   void* address;
@@ -33,8 +33,11 @@ typedef struct flashcore_python_call {
   const flashcore_python_workspace* cpu_workspace; /* replaces the params' if q is on the CPU */
   flashcore_error* error;
   int32_t interruptible; /* as for flashcore_python_attention */
-  int64_t count;         /* number of arrays */
-  const flashcore_tensor** fields[FLASHCORE_MAX_PYTHON_ARRAYS]; /* in params, one per array */
+  uint32_t swapped;      /* bit i: axes 1 and 2 of array i, which has four, are read as swapped */
+  flashcore_backward_params* backward; /* of a call for gradients; its `call` is params. Or NULL */
+  int64_t count;                       /* number of arrays; the first is q */
+  /* One per array, in params or backward. */
+  const flashcore_tensor** fields[FLASHCORE_MAX_PYTHON_ARRAYS];
 } flashcore_python_call;
 
 /* flashcore_attention and the others, called with the GIL, which they release. interruptible: 1 on
@@ -54,8 +57,9 @@ FLASHCORE_C_API int32_t flashcore_python_dequantize(const flashcore_quant_params
 FLASHCORE_C_API int32_t flashcore_python_backward(const flashcore_backward_params* params,
                                                   flashcore_error* error, int32_t interruptible);
 
-/* Returns the code of flashcore_attention as an int, or -1 if an array could not be described; then
- * nothing has run. Returns NULL, with an exception, if a signal handler raised. */
+/* Returns the code of flashcore_attention or flashcore_attention_backward as an int, or -1 if an
+ * array could not be described; then nothing has run. Returns NULL, with an exception, if a signal
+ * handler raised. */
 FLASHCORE_C_API void* flashcore_python_run(void* self, void* const* arrays, ptrdiff_t count);
 
 /* For q, k and v, with `fields` those of q, k, v and out. Returns the result as a new array like q.

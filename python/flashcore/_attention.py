@@ -77,8 +77,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
         return _run_quantized(q, k, v, options, optional, out)
     adapter = ADAPTERS.get(type(q)) or adapter_of("q", q)
     if adapter.dispatcher is not None:
-        if adapter.dispatcher.needed(q, k, v, optional, out):
-            return adapter.dispatcher.attention(q, k, v, options, optional, out)
+        route = adapter.dispatcher.route(q, k, v, optional, out)
+        if route is not None:
+            return route(q, k, v, options, optional, out)
         try:
             return run(adapter, q, k, v, options, optional, out)
         except NoStorageError:  # inside torch.vmap or torch.func.grad
@@ -144,8 +145,8 @@ def _with_block_mask(q: Any, k: Any, v: Any, optional: Options, out: Any) -> Opt
     array = _codes(q)
     adapter = adapter_of("q", array)
     others = (*optional[:_MASK], None, *optional[_MASK + 1:])
-    if adapter.dispatcher is not None and array is q and adapter.dispatcher.needed(
-            q, k, v, others, out):
+    if adapter.dispatcher is not None and array is q and adapter.dispatcher.route(
+            q, k, v, others, out) is not None:
         return (*optional[:_MASK], optional[_MASK].to_dense(q), *optional[_MASK + 1:])
     return _block_arrays(array, optional)
 

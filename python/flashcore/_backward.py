@@ -6,17 +6,20 @@ from typing import Any
 
 from flashcore._attention import DEFAULTS
 from flashcore._core import abi
-from flashcore._core.arrays import TensorDesc, adapter_of, read_descriptor
-from flashcore._core.call_cache import PreparedCall
+from flashcore._core.arrays import ADAPTERS, TensorDesc, adapter_of, read_descriptor
+from flashcore._core.backward_call import PreparedBackward, run_backward
+from flashcore._core.call_cache import PreparedCall, thread_state
 from flashcore._core.descriptors import described
 from flashcore._core.execute import check_shaped, given_arrays
 from flashcore._core.library import library
-from flashcore._core.options import (NO_WINDOW, OPTIONAL, OPTIONS, normalize_options, python_name)
+from flashcore._core.options import (NO_WINDOW, OPTIONAL, OPTIONS, Options, are_exact,
+                                     normalize_options, python_name)
 from flashcore._core.scalars import flag, one_of
 from flashcore.block_mask import BlockMask
 from flashcore.quant import Quantized
 
 WANTED = ("q", "k", "v", "bias", "sinks")
+_PREPARED = ("q", "k", "v", "sinks")  # the gradient of a bias may have another shape
 
 
 def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
@@ -48,6 +51,14 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     >>> dq.shape == q.shape and dv.dtype == v.dtype
     True
     """
+    options = (causal, window, scale, softcap, layout, 0, reproducibility, False, max_q_len, max_kv_len,
+               partial, checked, kernel)
+    optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k, seqused_k,
+                block_table, None, None)
+    if grad_dtype is None:
+        made = _run_prepared((q, k, v, out, lse, dout), dlse, tuple(wanted), options, optional, global_lse)
+        if made is not None:
+            return made
     arguments = {name: one for name, one in locals().items() if name in DEFAULTS and name != "out"}
     return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments, grad_dtype, global_lse).run()
 
@@ -57,6 +68,50 @@ def explain_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, d
                      global_lse: bool = False, **arguments: Any) -> str:
     """Describes what attention_backward() would do with the same arguments."""
     return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments, grad_dtype, global_lse).explain()
+
+
+def _run_prepared(arrays: tuple[Any, ...], dlse: Any, wanted: tuple[str, ...], options: Options,
+                  optional: Options, global_lse: Any) -> tuple[Any, ...] | None:
+    """attention_backward() through a prepared call. None if _Call must run it, or report its error."""
+    adapter = ADAPTERS.get(type(arrays[0]))
+    inputs = {"q": arrays[0], "k": arrays[1], "v": arrays[2], "sinks": optional[0]}
+    if adapter is None or any(name not in _PREPARED or inputs[name] is None for name in wanted):
+        return None
+    given = [(name, one) for name, one in zip(OPTIONAL, optional) if one is not None]
+    arrays = (*arrays, *(one for _, one in given), *(() if dlse is None else (dlse,)))
+    if any(ADAPTERS.get(type(one)) is not adapter for one in arrays) or (
+            adapter.dispatcher is not None and not adapter.dispatcher.are_plain(arrays)):
+        return None
+    call = _prepared_call(adapter, options, tuple(name for name, _ in given), wanted, dlse is not None,
+                          global_lse)
+    made = None if call is None else run_backward(call, adapter, arrays, [inputs[one] for one in wanted])
+    if made is None:
+        return None
+    return tuple(made if adapter.finish is None else map(adapter.finish, made))
+
+
+def _prepared_call(adapter: Any, options: Options, names: tuple[str, ...], wanted: tuple[str, ...],
+                   has_dlse: bool, global_lse: Any) -> PreparedBackward | None:
+    """The prepared call of gradients with these options. None if _Call must report an error."""
+    if type(global_lse) is not bool or len(set(wanted)) < len(wanted):
+        return None
+    rest = names, wanted, has_dlse, global_lse
+    try:
+        call: PreparedBackward | None = thread_state.calls.get(("backward", adapter, options, *rest))
+        if call is not None and are_exact(options):
+            return call
+    except TypeError:  # not hashable
+        pass
+    try:
+        options = normalize_options(*options)  # keys must hold no arrays, because arrays can change
+    except (TypeError, ValueError):
+        return None
+    key = "backward", adapter, options, *rest
+    call = thread_state.calls.get(key)
+    if call is None:
+        call = PreparedBackward(adapter, options, *rest)
+        thread_state.remember(key, call)
+    return call
 
 
 class _Call:
@@ -119,6 +174,8 @@ class _Call:
             columns = len(shape) > 0 and shape[-1] == full[3]
             wide = not columns and not adapter.is_f64(array)
             made = adapter.empty(array, full, "f32" if wide else self.grad_dtype)
+        elif self.grad_dtype is None:
+            made = adapter.empty_gradient(array)
         else:
             made = adapter.empty(array, shape, self.grad_dtype)
         self._describe("d" + name, made)

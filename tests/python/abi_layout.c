@@ -148,6 +148,8 @@ static void print_calls(void) {
   FIELD(flashcore_python_call, cpu_workspace);
   FIELD(flashcore_python_call, error);
   FIELD(flashcore_python_call, interruptible);
+  FIELD(flashcore_python_call, swapped);
+  FIELD(flashcore_python_call, backward);
   FIELD(flashcore_python_call, count);
   FIELD(flashcore_python_call, fields);
   END();

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may be downloaded
 
@@ -329,6 +330,30 @@ class Models(Case):
                                  (dict(head_mask=sinks), "head_mask: is given")):
             with self.assertRaisesRegex(NotImplementedError, pattern):
                 integration.attend(torch.nn.Module(), q, k, v, None, **options)
+
+
+    def test_the_usual_call(self):
+        """It has a path of its own, with the bits of the general one."""
+        module = torch.nn.Module()
+        cases = ((dict(), {}), (dict(q_len=1), {}), (dict(), dict(is_causal=False)),
+                 (dict(), dict(sliding_window=3, softcap=5.0, scaling=0.3)),
+                 (dict(v_dim=8), dict(position_ids=None)))
+        for sizes, options in cases:
+            with self.subTest(f"{sizes} {options}"):
+                sizes = {"q_len": 9, "kv_len": 9, "v_dim": 16} | sizes
+                inputs = [one.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+                          for one in self.inputs(**sizes)]
+                found = []
+                for way in (mock.Mock(wraps=integration.to_rows), mock.Mock(return_value=None)):
+                    with mock.patch.object(integration, "to_rows", way):
+                        out, _ = integration.attend(module, *inputs, None, **options)
+                        with torch.no_grad():
+                            alone, _ = integration.attend(module, *inputs, None, **options)
+                    self.assertEqual(way.call_count, 2)
+                    self.assertTrue(out.is_contiguous() and torch.equal(out, alone))
+                    found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+                for one, other in zip(*found):
+                    self.assertTrue(torch.equal(one, other))
 
 
 class Benchmark(unittest.TestCase):

@@ -6,7 +6,7 @@ tests/python/test_abi.py compares every size and offset with those of a C compil
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8
-from ctypes import c_uint16, c_uint64, c_void_p
+from ctypes import c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 from flashcore._core.options_table import PARAMS
@@ -216,7 +216,7 @@ class BackwardParams(ctypes.Structure):
     ]
 
 
-MAX_PYTHON_ARRAYS = 17
+MAX_PYTHON_ARRAYS = 24
 
 
 class PythonWorkspace(ctypes.Structure):
@@ -232,6 +232,8 @@ class PythonCall(ctypes.Structure):
         ("cpu_workspace", c_void_p),
         ("error", c_void_p),
         ("interruptible", c_int32),
+        ("swapped", c_uint32),
+        ("backward", c_void_p),
         ("count", c_int64),
         ("fields", c_void_p * MAX_PYTHON_ARRAYS),
     ]

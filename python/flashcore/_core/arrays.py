@@ -80,6 +80,10 @@ class ArrayAdapter:
         """A new array on the device of `like`. dtype is a key of NEW_DTYPES; None: like's dtype."""
         raise NotImplementedError
 
+    def empty_gradient(self, array):
+        """A new array for the gradient of an input."""
+        return self.empty(array, tuple(self.shape(array)))
+
     def int32(self, like, value):
         """An int32 array that holds one number."""
         raise NotImplementedError

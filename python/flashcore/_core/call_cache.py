@@ -43,11 +43,11 @@ class _ThreadState(threading.local):
     """State that a thread keeps between calls."""
 
     def __init__(self) -> None:
-        self.calls: dict[Any, PreparedCall] = {}
+        self.calls: dict[Any, Any] = {}  # PreparedCall and PreparedBackward
         self.workspace = _CpuWorkspace()
         self.interruptible = runs_handlers()
 
-    def remember(self, key: Any, call: "PreparedCall") -> None:
+    def remember(self, key: Any, call: Any) -> None:
         if len(self.calls) >= MAX_CALLS:
             self.calls.clear()
         self.calls[key] = call
@@ -68,8 +68,10 @@ class PreparedCall:
     describe() sets them through the fields of `arrays`.
     """
 
-    def __init__(self, adapter: Any, options: Options, names: Sequence[str]) -> None:
-        """options: a result of normalize_options(); names: params fields of the optional arrays."""
+    def __init__(self, adapter: Any, options: Options, names: Sequence[str],
+                 swaps_out: bool = False) -> None:
+        """options: a result of normalize_options(); names: params fields of the optional arrays; swaps_out:
+        run_fast() takes `out` with heads and rows swapped."""
         self.params = library().params()
         self.arrays = abi.RawParams.from_buffer(self.params)
         self.busy = False
@@ -89,10 +91,13 @@ class PreparedCall:
         self.run_fast: Callable[..., int] = fastcall.unavailable
         self.run_new: Callable[[Any, Any, Any], Any] | None = None
         if adapter.reader is not None:
-            self._fast = fastcall.FastCall(library(), self.params, self._error, self._cpu.described,
-                                           interruptible, fields, *adapter.reader)
+            read, empty_like = adapter.reader
+            self._fast = fastcall.FastCall(
+                library(), self.params, self._error, self._cpu.described, interruptible,
+                fastcall.field_addresses(self.params, fields), read, empty_like,
+                swapped=(3,) if swaps_out else ())
             self.run_fast = self._fast.run
-            if len(fields) == 4 and not self.must_wait:
+            if len(fields) == 4 and not self.must_wait and not swaps_out:
                 self.run_new = self._fast.new
 
     def _set_options(self, options: Options) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flashcore._core.arrays import ADAPTERS, adapter_of
 from flashcore._core.call_cache import PreparedCall, thread_state
-from flashcore._core.options import (NO_WINDOW, NONE, OPTIONAL, Given, Options, normalize_options,
+from flashcore._core.options import (NONE, OPTIONAL, Given, Options, are_exact, normalize_options,
                                      python_name)
 from flashcore._core.scalars import integer
 
@@ -22,10 +22,8 @@ def run(adapter: Any, q: Any, k: Any, v: Any, options: Options, optional: Option
             (adapter, options) if given == () else _key(adapter, options, given))
     except TypeError:  # not hashable: window is a list, scale is an array
         call = None
-    if call is not None and not (
-            type(options[5]) is type(options[8]) is type(options[9]) is int
-            and (options[1] is NO_WINDOW or type(options[1][0]) is type(options[1][1]) is int)):
-        call = None  # True and 1.0 equal 1 as keys, but normalize_options() rejects them
+    if call is not None and not are_exact(options):
+        call = None
     if call is not None and out is None and given == ():
         made = run_new(adapter, call, q, k, v)
         if made is not None:

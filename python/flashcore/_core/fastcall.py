@@ -36,8 +36,9 @@ class FastCall:
     """Two functions for one prepared call.
 
     run(array, ...) returns the status code of the C call, or -1 if Python must describe the arrays.
-    `fields` are the params fields of the arrays that run() takes. `read` is the address of the
-    framework's C function that describes an array; None: use __dlpack__.
+    `fields` are the addresses of the struct fields of the arrays that run() takes; of the arrays with the
+    numbers in `swapped`, axes 1 and 2 are swapped. `backward` is given for a call of gradients. `read` is
+    the address of the framework's C function that describes an array; None: use __dlpack__.
 
     new(q, k, v) returns the result as a new array, or None if Python must allocate it. `empty_like` is
     the framework's allocation function; without it, new is None.
@@ -46,15 +47,15 @@ class FastCall:
     """
 
     def __init__(self, library: Any, params: abi.Params, error: abi.Error,
-                 cpu_workspace: abi.PythonWorkspace, interruptible: bool, fields: Sequence[str],
-                 read: int | None, empty_like: Callable[[Any], Any] | None) -> None:
-        address = ctypes.addressof(params)
-        self._keep = params, error, cpu_workspace
+                 cpu_workspace: abi.PythonWorkspace, interruptible: bool, fields: Sequence[int],
+                 read: int | None, empty_like: Callable[[Any], Any] | None,
+                 backward: abi.BackwardParams | None = None, swapped: Sequence[int] = ()) -> None:
+        self._keep = params, error, cpu_workspace, backward
         self._call = abi.PythonCall(
-            read, "__dlpack__", empty_like, address, ctypes.addressof(cpu_workspace),
-            ctypes.addressof(error), interruptible, len(fields),
-            (ctypes.c_void_p * abi.MAX_PYTHON_ARRAYS)(
-                *(address + getattr(abi.Params, name).offset for name in fields)))
+            read, "__dlpack__", empty_like, ctypes.addressof(params), ctypes.addressof(cpu_workspace),
+            ctypes.addressof(error), interruptible, sum(1 << index for index in swapped),
+            None if backward is None else ctypes.addressof(backward), len(fields),
+            (ctypes.c_void_p * abi.MAX_PYTHON_ARRAYS)(*fields))
         self.run: Callable[..., int] = self._function(library.python_run)
         self.new: Callable[[Any, Any, Any], Any] | None = None
         if empty_like is not None:
@@ -62,6 +63,12 @@ class FastCall:
 
     def _function(self, address: int) -> Any:
         return _new_function(_definition(address), ctypes.addressof(self._call), None)
+
+
+def field_addresses(struct: ctypes.Structure, names: Sequence[str]) -> list[int]:
+    """The addresses of fields of a struct."""
+    address = ctypes.addressof(struct)
+    return [address + int(getattr(type(struct), name).offset) for name in names]
 
 
 def unavailable(*arrays: Any) -> int:

@@ -85,10 +85,19 @@ def empty_out(q, v):
     return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
 
 
+def empty_gradient(one):
+    """A new tensor like an input, in the same order of dimensions, so that a gradient needs no copy to
+    become that of the tensor of which the input is a view. Rows are dense."""
+    made = torch.empty_like(one)
+    return made if made.stride()[-1:] == (1,) else torch.empty(one.shape, dtype=one.dtype,
+                                                              device=one.device)
+
+
 class TorchAdapter(ArrayAdapter):
     stream = staticmethod(_raw_stream_reader())
     gpu = staticmethod(torch.Tensor.get_device)
     empty_out = staticmethod(empty_out)
+    empty_gradient = staticmethod(empty_gradient)
 
     def __init__(self):
         read = _descriptor_reader()

@@ -1,7 +1,7 @@
 """Decides whether torch must see a call, and routes it through torch.ops.flashcore if so.
 
-flashcore.attention() calls the library directly if it can. It goes through the op for gradients,
-autocast, torch.compile, vmap and tensor subclasses.
+flashcore.attention() calls the library directly if it can, and records gradients with _torch.gradients. It
+goes through the op for autocast, torch.compile, vmap and tensor subclasses.
 """
 
 from numbers import Integral
@@ -9,42 +9,83 @@ from numbers import Integral
 import torch
 from torch.autograd import forward_ad
 
-from flashcore._core.arrays import adapter_of
+from flashcore._core.arrays import NoStorageError, adapter_of
+from flashcore._core.execute import given_arrays
 from flashcore._core.options import NONE, OPTIONS, normalize_options
 from flashcore._core.options_table import to_schema
 from flashcore._core.scalars import integer
-from flashcore._torch.library import DEFAULTS, TENSORS, op_append, op_lse, op_options, op_short
+from flashcore._torch.arrays import ADAPTER
+from flashcore._torch.gradients import record, record_to_rows, run_to_rows
+from flashcore._torch.library import (DEFAULTS, PLAIN_TYPES, TENSORS, are_plain as are_plain,
+                                      dispatch_modes, in_functorch, is_compiling, is_traced, op_append,
+                                      op_lse, op_options, op_short)
 
 _Tensor = torch.Tensor
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-_is_compiling = torch.compiler.is_compiling
 _grad_is_on = torch.is_grad_enabled
 _autocast_is_on = getattr(torch._C, "_is_any_autocast_enabled", None) or (
     lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
-_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-_is_traced = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # by torch.jit.trace
 
 
-def needed(q, k, v, optional, out=None):
-    """True if the call must go through the op."""
+def route(q, k, v, optional, out=None):
+    """The function that runs attention(), if torch must see the call: attention(), or recorded(). None: the
+    library can be called directly."""
     if not (type(q) is type(k) is type(v) is _Tensor
-            or (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES)):
-        return all(isinstance(one, _Tensor) for one in (q, k, v)) or any(
-            isinstance(one, _Tensor) and (type(one) not in _PLAIN_TYPES or one.is_neg()
+            or (type(q) in PLAIN_TYPES and type(k) in PLAIN_TYPES and type(v) in PLAIN_TYPES)):
+        return attention if all(isinstance(one, _Tensor) for one in (q, k, v)) or any(
+            isinstance(one, _Tensor) and (type(one) not in PLAIN_TYPES or one.is_neg()
                                           or (one.requires_grad and _grad_is_on()))
-            for one in (q, k, v, *optional, out))
+            for one in (q, k, v, *optional, out)) else None
     # The memory of a negative view holds the negated values. The op gets them resolved.
-    if (_is_compiling() or _autocast_is_on() or _dispatch_modes() > 0 or _is_traced()
+    if (is_compiling() or _autocast_is_on() or dispatch_modes() > 0 or is_traced()
             or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg()):
-        return True
+        return attention
     if out is not None and isinstance(out, _Tensor) and (
-            type(out) not in _PLAIN_TYPES or out.is_neg()):
-        return True
-    if optional is not NONE and any(
-            isinstance(one, _Tensor) and (one.is_neg() or (one.requires_grad and _grad_is_on()))
-            for one in optional):
-        return True
-    return _grad_is_on() and (q.requires_grad or k.requires_grad or v.requires_grad)
+            type(out) not in PLAIN_TYPES or out.is_neg()):
+        return attention
+    if optional is not NONE:
+        tensors = [one for one in optional if isinstance(one, _Tensor)]
+        if any(one.is_neg() for one in tensors):
+            return attention
+        if _grad_is_on() and any(one.requires_grad for one in tensors):
+            return _route_of_gradients(q, k, v, optional, out)
+    if _grad_is_on() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _route_of_gradients(q, k, v, optional, out)
+    return None
+
+
+def _route_of_gradients(q, k, v, optional, out):
+    """recorded(), or attention() for calls that the op must compute, such as on meta tensors, or reject."""
+    if (q.is_nested or k.is_nested or v.is_nested or q.is_meta or k.is_meta or v.is_meta or out is not None
+            or in_functorch()):
+        return attention
+    if optional is not NONE and any(isinstance(one, _Tensor) and (type(one) not in PLAIN_TYPES or one.is_meta)
+                                    for one in optional):
+        return attention
+    return recorded
+
+
+def to_rows(q, k, v, causal, window, scale, softcap):
+    """attention() of [batch, heads, len, dim] to [batch, len, heads, dim], which is contiguous. None if the
+    call must go through an op."""
+    way = route(q, k, v, NONE)
+    if way is not recorded and (way is not None or in_functorch()):
+        return None
+    options = (causal, window, scale, softcap, "bhsd", 0, "deterministic", False, 0, 0, False, False, None)
+    try:
+        return (run_to_rows if way is None else record_to_rows)(q, k, v, options)
+    except NoStorageError:  # a tensor that torch.vmap or torch.func.grad has left behind
+        return None
+
+
+def recorded(q, k, v, options, optional, out):
+    """flashcore.attention() with gradients. `out` is None."""
+    if optional is NONE:
+        return record(q, k, v, options)
+    _check_no_blocks(optional)
+    optional = [one if one is None or isinstance(one, Integral) else _tensor_of(name, one)
+                for name, one in zip(TENSORS, optional)]
+    given = given_arrays(ADAPTER, q, (*optional, None, None))
+    return record(q, k, v, options, tuple(name for name, _, _ in given), [one for _, _, one in given])
 
 
 def append_needed(k_new, v_new, k, v):
@@ -52,8 +93,8 @@ def append_needed(k_new, v_new, k, v):
     for name, one in (("k_new", k_new), ("v_new", v_new), ("k", k), ("v", v)):
         if isinstance(one, _Tensor) and one.is_nested:  # the op's own error would be misleading
             adapter_of(name, one).check_readable(one, name)
-    return all(isinstance(one, _Tensor) for one in (k_new, v_new, k, v)) and needed(
-        k_new, v_new, k, (v,))
+    return all(isinstance(one, _Tensor) for one in (k_new, v_new, k, v)) and route(
+        k_new, v_new, k, (v,)) is not None
 
 
 append = op_append
@@ -69,11 +110,9 @@ def _check_tangents(tensors):
 
 def attention(q, k, v, options, optional, out):
     """flashcore.attention() through the op, which takes no block mask."""
-    optional, blocks = optional[:len(TENSORS)], optional[len(TENSORS):]
-    if any(one is not None for one in blocks):
-        raise NotImplementedError("mask: a BlockMask inside torch.vmap or torch.func is not supported; "
-                                  "give mask.to_dense(q)")
-    if not _is_compiling():  # a trace has symbolic numbers, which torch checks itself
+    _check_no_blocks(optional)
+    optional = optional[:len(TENSORS)]
+    if not is_compiling():  # a trace has symbolic numbers, which torch checks itself
         options = normalize_options(*options)
         q, k, v, *optional = _tensors_of(q, k, v, optional)
         if forward_ad._current_level >= 0:
@@ -104,6 +143,12 @@ def attention(q, k, v, options, optional, out):
     if out is not None:
         made = _copy_into(out, made)
     return (made, lse) if return_lse or partial else made
+
+
+def _check_no_blocks(optional):
+    if any(one is not None for one in optional[len(TENSORS):]):
+        raise NotImplementedError("mask: a BlockMask inside torch.vmap or torch.func is not supported; "
+                                  "give mask.to_dense(q)")
 
 
 def _tensors_of(q, k, v, optional):
@@ -151,7 +196,7 @@ def _copy_into(out, made):
     if out.device != made.device:
         raise ValueError(f"out: is on {out.device}, q is on {made.device}; all tensors must be on one "
                          "device")
-    if not _is_compiling() and torch._debug_has_internal_overlap(out) == 1:
+    if not is_compiling() and torch._debug_has_internal_overlap(out) == 1:
         raise ValueError("out: its strides make elements overlap; an output must not")
     out.copy_(made)
     return given

@@ -3,7 +3,7 @@
 The ops use define() and impl(), which have half the overhead of torch.library.custom_op.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,26 @@ SHORT_SCHEMA = "Tensor q, Tensor k, Tensor v, *, bool causal=False, float? scale
 
 # Op -> its kernel. flashcore._torch.kernels fills this table.
 KERNELS: dict[str, Callable[..., Any]] = {}
+# Op -> a function that runs it and records its gradients. flashcore._torch.gradients fills this table.
+RECORDERS: dict[str, Callable[..., Any]] = {}
 
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+is_compiling = torch.compiler.is_compiling
+dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+is_traced = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # by torch.jit.trace
+in_functorch = torch._C._are_functorch_transforms_active
 _grad_is_on = torch.is_grad_enabled
+
+
+def are_plain(tensors: Sequence[Any]) -> bool:
+    """True if the library may read the tensors, and torch need not see what it does with them."""
+    if is_compiling() or dispatch_modes() > 0 or is_traced() or in_functorch():
+        return False
+    for one in tensors:
+        # The memory of a negative view holds the negated values.
+        if type(one) not in PLAIN_TYPES or one.is_neg():
+            return False
+    return True
 
 
 def _direct_keysets():
@@ -38,24 +56,26 @@ def _direct_keysets():
 DIRECT_KEYSETS = _direct_keysets()
 
 
-def only_for_gradients(record, kernel):
-    """The kernel for torch's key Autograd. record() is torch's own kernel, which dispatches a second
-    time. A call without gradients skips it, which halves its overhead."""
+def only_for_gradients(dispatch, record, kernel):
+    """The kernel for torch's key Autograd. dispatch() is torch's own kernel, which dispatches a second
+    time. A usual call skips it, which halves its overhead: record() if it has gradients, else kernel()."""
     def autograd(keyset, q, k, v, *tensors, **options):
-        if keyset.raw_repr() not in DIRECT_KEYSETS or (_grad_is_on() and (
+        if keyset.raw_repr() not in DIRECT_KEYSETS:
+            return dispatch(keyset, q, k, v, *tensors, **options)
+        if _grad_is_on() and (
                 q.requires_grad or k.requires_grad or v.requires_grad
-                or (tensors and any(one is not None and one.requires_grad for one in tensors)))):
-            return record(keyset, q, k, v, *tensors, **options)
+                or (tensors and any(one is not None and one.requires_grad for one in tensors))):
+            return record(q, k, v, tensors, options)
         return kernel(q, k, v, *tensors, **options) if tensors or options else kernel(q, k, v)
     return autograd
 
 
 class _Library(torch.library.Library):
-    """A library whose autograd kernels are skipped by calls without gradients."""
+    """A library whose usual calls skip the autograd kernels."""
 
     def impl(self, op_name, fn, dispatch_key="", **more):
         if dispatch_key == "Autograd" and op_name in KERNELS:
-            fn = only_for_gradients(fn, KERNELS[op_name])
+            fn = only_for_gradients(fn, RECORDERS[op_name], KERNELS[op_name])
         super().impl(op_name, fn, dispatch_key, **more)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from flashcore._attention import attention
+from flashcore._core.options import NO_WINDOW
+from flashcore._torch.dispatch import to_rows
 from flashcore.compat import flash_attn
 from flashcore.integrations import _transformers_models as models
 
@@ -63,6 +65,11 @@ def _answer_for_flash() -> None:
     utils._lazy_imports = lazy_imports
 
 
+# Options that the usual call does not have.
+_SPECIAL = frozenset(("head_mask", "cache", "output_attentions", "cu_seq_lens_q", "indices",
+                      "block_indices"))
+
+
 def _refuse(dropout: float, options: dict[str, Any]) -> None:
     if dropout > 0.0:
         raise NotImplementedError(f"dropout is {dropout}; FlashCore has no dropout: call "
@@ -84,10 +91,17 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
            **options: Any) -> tuple[torch.Tensor, None]:
     """The attention function. query, key and value are [batch, heads, len, dim]; the result is
     [batch, len, heads, dim]. s_aux has one sink per head, sinks one per query, [batch, heads, len, 1]."""
-    _refuse(dropout, options)
     q_len, kv_len = query.shape[2], key.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    if (not torch.compiler.is_compiling() and (q_len == kv_len or q_len == 1) and not dropout > 0.0
+            and attention_mask is s_aux is position_bias is sinks is None and _SPECIAL.isdisjoint(options)):
+        causal = q_len > 1 and bool(is_causal)
+        window = (sliding_window - 1, -1) if causal and sliding_window else NO_WINDOW
+        made = to_rows(query, key, value, causal, window, scaling, softcap or 0.0)
+        if made is not None:
+            return made, None
+    _refuse(dropout, options)
     common: dict[str, Any] = dict(scale=scaling, softcap=softcap or 0.0, return_lse=sinks is not None,
                                   sinks=None if s_aux is None else s_aux.float())
     if options.get("cu_seq_lens_q") is not None:
