@@ -55,10 +55,10 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
                partial, checked, kernel)
     optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k, seqused_k,
                 block_table, None, None)
-    if grad_dtype is None:
-        made = _run_prepared((q, k, v, out, lse, dout), dlse, tuple(wanted), options, optional, global_lse)
-        if made is not None:
-            return made
+    made = _run_prepared((q, k, v, out, lse, dout), dlse, tuple(wanted), options, optional, grad_dtype,
+                         global_lse)
+    if made is not None:
+        return made
     arguments = {name: one for name, one in locals().items() if name in DEFAULTS and name != "out"}
     return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments, grad_dtype, global_lse).run()
 
@@ -71,11 +71,12 @@ def explain_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, d
 
 
 def _run_prepared(arrays: tuple[Any, ...], dlse: Any, wanted: tuple[str, ...], options: Options,
-                  optional: Options, global_lse: Any) -> tuple[Any, ...] | None:
+                  optional: Options, grad_dtype: Any, global_lse: Any) -> tuple[Any, ...] | None:
     """attention_backward() through a prepared call. None if _Call must run it, or report its error."""
     adapter = ADAPTERS.get(type(arrays[0]))
     inputs = {"q": arrays[0], "k": arrays[1], "v": arrays[2], "sinks": optional[0]}
-    if adapter is None or any(name not in _PREPARED or inputs[name] is None for name in wanted):
+    if adapter is None or not (grad_dtype is None or grad_dtype == "f32") or any(
+            name not in _PREPARED or inputs[name] is None for name in wanted):
         return None
     given = [(name, one) for name, one in zip(OPTIONAL, optional) if one is not None]
     arrays = (*arrays, *(one for _, one in given), *(() if dlse is None else (dlse,)))
@@ -84,7 +85,10 @@ def _run_prepared(arrays: tuple[Any, ...], dlse: Any, wanted: tuple[str, ...], o
         return None
     call = _prepared_call(adapter, options, tuple(name for name, _ in given), wanted, dlse is not None,
                           global_lse)
-    made = None if call is None else run_backward(call, adapter, arrays, [inputs[one] for one in wanted])
+    if call is None:
+        return None
+    in_f32 = grad_dtype is not None and not adapter.is_f64(arrays[0])
+    made = run_backward(call, adapter, arrays, [inputs[one] for one in wanted], in_f32)
     if made is None:
         return None
     return tuple(made if adapter.finish is None else map(adapter.finish, made))

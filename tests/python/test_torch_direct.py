@@ -377,6 +377,21 @@ class RecordedGradients(Case):
         out = torch.utils.checkpoint.checkpoint(flashcore.attention, *inputs, use_reentrant=False)
         self.assert_same(torch.autograd.grad(out.sum(), inputs), want)
 
+    def test_autocast(self):
+        """Autocast casts f32, through the op. Tensors that have its dtype are recorded as without it."""
+        inputs = self.inputs(torch.bfloat16)
+        want = self.gradients(inputs, {}, dict(causal=True))
+        other = "cpu" if self.device == "cuda" else "cuda"
+        for one, leaves, seen in ((self.device, inputs, True), (self.device, self.inputs(), False),
+                                  (other, self.inputs(), True)):
+            way = mock.Mock(wraps=dispatch.recorded)
+            with mock.patch.object(dispatch, "recorded", way), torch.autocast(one, torch.bfloat16):
+                made = self.gradients(leaves, {}, dict(causal=True))
+            self.assertEqual(way.called, seen)
+            if leaves is inputs:
+                self.assert_same(made, want)
+        self.assertIs(made[0].dtype, torch.float32)  # under the other device's autocast
+
     def test_a_negative_gradient(self):
         inputs = self.inputs(grad=True)
         out = flashcore.attention(*inputs)
@@ -442,12 +457,12 @@ class PreparedBackward(Case):
     """attention_backward() itself."""
 
     def test_prepared_calls_give_the_same_bits(self):
-        q, k, v = self.inputs(v_dim=16)
+        q, k, v = self.inputs(torch.float16, v_dim=16)
         sinks, dlse = self.draw(4), self.draw(2, 4, 5)
         out, lse = flashcore.attention(q, k, v, sinks=sinks, causal=True, return_lse=True)
-        dout = self.draw(*out.shape)
+        dout = self.draw(*out.shape, dtype=out.dtype)
         for options in (dict(), dict(dlse=dlse), dict(wanted=("k", "sinks")), dict(global_lse=True),
-                        dict(wanted=())):
+                        dict(wanted=()), dict(grad_dtype="f32")):
             options |= dict(sinks=sinks, causal=True)
             with mock.patch.object(_backward, "_run_prepared", return_value=None):
                 want = flashcore.attention_backward(dout, q, k, v, out, lse, **options)
@@ -455,6 +470,7 @@ class PreparedBackward(Case):
                 got = flashcore.attention_backward(dout, q, k, v, out, lse, **options)
                 self.assertEqual(len(got), len(want))
                 for one, other in zip(got, want):
+                    self.assertEqual(one.dtype, other.dtype)
                     self.assertTrue(torch.equal(one, other))
 
     def test_not_taken(self):
@@ -464,12 +480,11 @@ class PreparedBackward(Case):
         with mock.patch.object(_backward, "run_backward", run):
             flashcore.attention_backward(out, q, k, v, out, lse)
             self.assertEqual(run.call_count, 1)
-            flashcore.attention_backward(out, q, k, v, out, lse, grad_dtype="f32")
             flashcore.attention_backward(out, q, k, v, out, lse, bias=self.draw(1, 4, 5, 9),
                                          wanted=("bias",))
             flashcore.attention_backward(out, q, k, v, out, lse, wanted=("q", "q"))
             for mistake in (dict(wanted=("x",)), dict(wanted=("sinks",)), dict(global_lse=2),
-                            dict(window=(1,)), dict(softcap="x")):
+                            dict(window=(1,)), dict(softcap="x"), dict(grad_dtype="f16")):
                 with self.subTest(str(mistake)), self.assertRaises((TypeError, ValueError)):
                     flashcore.attention_backward(out, q, k, v, out, lse, **mistake)
             self.assertEqual(run.call_count, 1)

@@ -37,15 +37,19 @@ class PreparedBackward:
             self.run_fast = self._fast.run
 
 
-def run_backward(call: PreparedBackward, adapter: Any, arrays: Sequence[Any],
-                 inputs: Sequence[Any]) -> list[Any] | None:
+def run_backward(call: PreparedBackward, adapter: Any, arrays: Sequence[Any], inputs: Sequence[Any],
+                 in_f32: bool = False) -> list[Any] | None:
     """The gradients of `inputs`, which the call was prepared for. `arrays` are the others that run_fast()
-    takes. None if Python must describe the arrays, or report an error; nothing has run then."""
+    takes. None if Python must describe the arrays, or report an error; nothing has run then. in_f32: the
+    gradients are f32."""
     if call.busy:
         return None
     call.busy = True
     try:
-        made = [adapter.empty_gradient(one) for one in inputs]
+        if in_f32:
+            made = [adapter.empty(one, tuple(adapter.shape(one)), "f32") for one in inputs]
+        else:
+            made = [adapter.empty_gradient(one) for one in inputs]
         gpu = adapter.gpu(arrays[0]) if adapter.has_gpus else -1
         if not call.forward.has_workspace(adapter, gpu) or call.run_fast(*arrays, *made) != 0:
             return None

@@ -26,6 +26,15 @@ _autocast_is_on = getattr(torch._C, "_is_any_autocast_enabled", None) or (
     lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
 
 
+def _autocast_casts(q, k, v):
+    """True if autocast has another dtype for q, k or v. See transforms.py."""
+    device_type = q.device.type
+    if not torch.is_autocast_enabled(device_type):
+        return False
+    wanted = torch.get_autocast_dtype(device_type)
+    return not (q.dtype is k.dtype is v.dtype is wanted)
+
+
 def route(q, k, v, optional, out=None):
     """The function that runs attention(), if torch must see the call: attention(), or recorded(). None: the
     library can be called directly."""
@@ -36,8 +45,8 @@ def route(q, k, v, optional, out=None):
                                           or (one.requires_grad and _grad_is_on()))
             for one in (q, k, v, *optional, out)) else None
     # The memory of a negative view holds the negated values. The op gets them resolved.
-    if (is_compiling() or _autocast_is_on() or dispatch_modes() > 0 or is_traced()
-            or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg()):
+    if (is_compiling() or (_autocast_is_on() and _autocast_casts(q, k, v)) or dispatch_modes() > 0
+            or is_traced() or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg()):
         return attention
     if out is not None and isinstance(out, _Tensor) and (
             type(out) not in PLAIN_TYPES or out.is_neg()):

@@ -135,8 +135,8 @@ class FlashCoreAttention(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        arrays = (q, k, v, out, lse, dout, *tensors, *(() if dlse is None else (dlse,)))
-        if are_plain(arrays) and not torch.is_grad_enabled():
+        arrays = (q, k, v, out, lse, dout, *tensors) if dlse is None else (q, k, v, out, lse, dout, *tensors, dlse)
+        if not torch.is_grad_enabled() and are_plain(arrays):
             made = _run_prepared(record, arrays, wants, dlse is not None)
             if made is not None:
                 return made

@@ -27,6 +27,7 @@ is_compiling = torch.compiler.is_compiling
 dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 is_traced = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # by torch.jit.trace
 in_functorch = torch._C._are_functorch_transforms_active
+_is_negative = torch.Tensor.is_neg
 _grad_is_on = torch.is_grad_enabled
 
 
@@ -34,11 +35,8 @@ def are_plain(tensors: Sequence[Any]) -> bool:
     """True if the library may read the tensors, and torch need not see what it does with them."""
     if is_compiling() or dispatch_modes() > 0 or is_traced() or in_functorch():
         return False
-    for one in tensors:
-        # The memory of a negative view holds the negated values.
-        if type(one) not in PLAIN_TYPES or one.is_neg():
-            return False
-    return True
+    # The memory of a negative view holds the negated values.
+    return PLAIN_TYPES.issuperset(map(type, tensors)) and not any(map(_is_negative, tensors))
 
 
 def _direct_keysets():
