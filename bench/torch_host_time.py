@@ -12,7 +12,8 @@ model, sdpa    the attention function of transformers for models with torch's SD
                views of [batch, len, heads, dim] memory, as in a model
 model          that of flashcore.integrations.transformers, on the same tensors
 
-The last two are omitted if transformers is not installed. On a GPU, the kernels, copies and memsets of one forward and
+The last two are omitted if transformers is not installed. "library" is the part of FlashCore's time that is spent in
+libflashcore: checks, plan and launches. On a GPU, the kernels, copies and memsets of one forward and
 one backward pass follow.
 """
 import argparse
@@ -24,6 +25,7 @@ from types import SimpleNamespace
 import torch
 
 import flashcore
+from flashcore._core.arrays import adapter_of
 
 
 def calls(kv_groups):
@@ -76,6 +78,21 @@ def kernels_of(function):
     return Counter(one.name for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA)
 
 
+def library_us(out, weight, args):
+    """The same of the library's part of a forward and a backward pass that FlashCore recorded."""
+    node, times = out.grad_fn, []
+    q, k, v, made, lse = node.saved_tensors
+    adapter = adapter_of("q", q)
+    grads = [torch.empty_like(one) for one in (q, k, v)]
+    backward = node.record.backward_call((False, True, True, True), False)
+    forward = node.record.forward_call(with_lse=True)
+    for call, arrays in ((forward, (q, k, v, made, lse)), (backward, (q, k, v, made, lse, weight, *grads))):
+        if not getattr(call, "forward", call).has_workspace(adapter, adapter.gpu(q)) or call.run_fast(*arrays) != 0:
+            raise AssertionError("the library needs a description of the tensors by Python")
+        times.append(host_us(lambda: call.run_fast(*arrays), args))
+    return times
+
+
 def measure(name, function, args):
     q, k, v = inputs(args, name)
     out = function(q, k, v)
@@ -92,6 +109,9 @@ def measure(name, function, args):
         alone = host_us(lambda: function(q, k, v), args)
     print(f"{name:12} without gradients {alone:7.1f} us, forward {host_us(lambda: function(q, k, v), args):7.1f}, "
           f"backward {host_us(backward, args):7.1f}, both {host_us(step, args):7.1f}", flush=True)
+    if hasattr(out.grad_fn, "record"):
+        forward_us, backward_us = library_us(out, weight, args)
+        print(f"  of that, library{'':17} forward {forward_us:7.1f}, backward {backward_us:7.1f}", flush=True)
     if args.device == "cuda":
         for which, one in (("forward", lambda: function(q, k, v)), ("backward", backward)):
             print(f"  {which}")
