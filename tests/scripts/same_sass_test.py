@@ -1,5 +1,5 @@
-"""Tests scripts/checks/same_sass: names are ignored, instructions are compared. A script that prints a
-dump replaces cuobjdump, so the test needs no CUDA."""
+"""Tests scripts/checks/same_sass: entry points and instructions are compared, names of called functions
+are not. A script that prints a dump replaces cuobjdump, so the test needs no CUDA."""
 import json
 import os
 import subprocess
@@ -8,8 +8,8 @@ import unittest
 
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 SCRIPT = os.path.join(TREE, "scripts", "checks", "same_sass")
-OLD_NAME = "_ZN9flashcore4cuda4sm909attentionINS1_6ConfigI6__halfLi64EEEEEvv"
-NEW_NAME = "_ZN9flashcore4cuda4sm9010fwd_kernelINS1_6ConfigI6__halfLi64EEEEEvv"
+NAME = "_ZN9flashcore4cuda4sm9010fwd_kernelINS1_6ConfigI6__halfLi64EEEEEvv"
+OTHER_ENTRY = "_ZN9flashcore4cuda4sm9018fwd_kernel_generalINS1_6ConfigI6__halfLi64EEEEEvv"
 OTHER_SHAPE = "_ZN9flashcore4cuda4sm9010fwd_kernelINS1_6ConfigI6__halfLi128EEEEEvv"
 
 
@@ -39,17 +39,27 @@ class SameSass(unittest.TestCase):
             with open(lists, encoding="utf-8") as file:
                 return done.returncode, json.load(file)
 
-    def test_names_are_ignored(self):
-        code, lists = self.compare(dump(OLD_NAME), dump(NEW_NAME, called="new_name"))
-        self.assertEqual((code, len(lists["same"]), lists["changed"]), (0, 1, []))
+    def test_names_of_called_functions_are_ignored(self):
+        code, lists = self.compare(dump(NAME), dump(NAME, called="new_name"))
+        self.assertEqual((code, lists["same"], lists["changed"]),
+                         (0, ["sm90/sm90/fwd_kernel/__half,64"], []))
 
     def test_a_changed_instruction_is_reported(self):
-        code, lists = self.compare(dump(OLD_NAME), dump(NEW_NAME, "MOV R1, R3 ;"))
+        code, lists = self.compare(dump(NAME), dump(NAME, "MOV R1, R3 ;"))
         self.assertEqual((code, lists["same"], len(lists["changed"])), (1, [], 1))
 
+    def test_each_entry_point_is_compared(self):
+        changed = dump(NAME, "MOV R1, R3 ;")
+        for old, new in ((dump(NAME) + dump(OTHER_ENTRY), changed + dump(OTHER_ENTRY)),
+                         (dump(OTHER_ENTRY) + dump(NAME), dump(OTHER_ENTRY) + changed)):
+            code, lists = self.compare(old, new)
+            self.assertEqual((code, lists["same"], lists["changed"]),
+                             (1, ["sm90/sm90/fwd_kernel_general/__half,64"],
+                              ["sm90/sm90/fwd_kernel/__half,64"]))
+
     def test_another_shape_or_architecture_is_another_kernel(self):
-        for new in (dump(OTHER_SHAPE), dump(NEW_NAME, architecture="80")):
-            code, lists = self.compare(dump(OLD_NAME), new)
+        for new in (dump(OTHER_SHAPE), dump(NAME, architecture="80")):
+            code, lists = self.compare(dump(NAME), new)
             self.assertEqual((code, len(lists["missing"]), len(lists["new"])), (1, 1, 1))
 
 
