@@ -9,6 +9,7 @@
 //   dq       Q    dO   K    V    dQ += dZ B1
 //   dbias    Q    dO   K    V    dbias += dS
 //
+//   code     the same for all outputs: compute_tile(), whose operands are known at run time
 //   CTA      256 threads = 16 rows (ty) x 16 columns (tx). A thread owns rows ty + 16 r of A. Per
 //            row it has the pairs with rows tx + 16 c of B and four columns of a gradient per chunk
 //   chunks   all operands pass through shared memory 64 columns at a time, as f32
@@ -133,6 +134,40 @@ __device__ __forceinline__ void load_stats(BwdStorage<C>& s, const BackwardParam
 }
 
 // ---------------------------------------------------------------------------------------------
+// Operands
+
+enum class BwdOperand { q, k, v, dout };
+
+/// The operands of product `product`: 0 gives S, 1 gives dP.
+__device__ __forceinline__ BwdOperand operand_a(bool a_is_keys, int product) {
+  if (product == 0) return a_is_keys ? BwdOperand::k : BwdOperand::q;
+  return a_is_keys ? BwdOperand::v : BwdOperand::dout;
+}
+__device__ __forceinline__ BwdOperand operand_b(bool a_is_keys, int product) {
+  return operand_a(!a_is_keys, product);
+}
+
+/// Known at run time: the code that multiplies them is compiled once.
+__device__ __forceinline__ StridedRows rows_of_operand(const BackwardParams& p, const BwdWork& work,
+                                                       BwdOperand operand) {
+  const core::AttentionParams& f = p.fwd;
+  switch (operand) {
+    case BwdOperand::q:
+      return strided_rows(f.q, f.q_element, f.q_strides, work.b, work.h, work.seq.q_row,
+                          f.head_dim);
+    case BwdOperand::k:
+      return strided_rows(f.k, f.k_element, f.k_strides, work.b, work.kv_head, work.seq.k_row,
+                          f.head_dim);
+    case BwdOperand::v:
+      return strided_rows(f.v, f.v_element, f.v_strides, work.b, work.kv_head, work.seq.k_row,
+                          f.v_dim);
+    case BwdOperand::dout: break;
+  }
+  return strided_rows(p.dout, p.dout_element, p.dout_strides, work.b, work.h, work.seq.q_row,
+                      f.v_dim);
+}
+
+// ---------------------------------------------------------------------------------------------
 // Pairs
 
 /// x[r][c] += A[row r] · B[row c] over one chunk of columns.
@@ -164,26 +199,31 @@ __device__ __forceinline__ void multiply_chunk(float (&x)[C::kRows][C::kCols],
   }
 }
 
-/// s_to = A Bᵀ. b_is_dout: marks rows of B that are not finite.
+/// S = A1 B1ᵀ and dP = A2 B2ᵀ of a step. Marks rows of dO that are not finite if they are B's.
 template <typename C>
-__device__ __forceinline__ void multiply(float (*s_to)[C::kTileB + C::kPad], BwdStorage<C>& s,
-                                         const StridedRows& a, const StridedRows& b,
-                                         std::int32_t first_b, int rows_b, bool b_is_dout) {
+__device__ __forceinline__ void multiply(BwdStorage<C>& s, const BackwardParams& p, bool a_is_keys,
+                                         std::int32_t first_b, int rows_b) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  float x[C::kRows][C::kCols] = {};
+#pragma unroll 1  // one copy of the code
+  for (int product = 0; product < 2; ++product) {
+    const StridedRows a = rows_of_operand(p, s.work, operand_a(a_is_keys, product));
+    const StridedRows b = rows_of_operand(p, s.work, operand_b(a_is_keys, product));
+    float x[C::kRows][C::kCols] = {};
 #pragma unroll 1
-  for (int column = 0; column < a.columns; column += C::kChunk) {
-    __syncthreads();  // all threads have read the previous chunks
-    load_chunk<C::kTileA>(s.a, a, s.work.first_a, s.work.rows_a, column);
-    load_chunk<C::kTileB>(s.b, b, first_b, rows_b, column);
-    if (b_is_dout) mark_poison<C::kTileB>(s.poison, s.b);
-    __syncthreads();
-    multiply_chunk<C>(x, s);
-  }
+    for (int column = 0; column < a.columns; column += C::kChunk) {
+      __syncthreads();  // all threads have read the previous chunks
+      load_chunk<C::kTileA>(s.a, a, s.work.first_a, s.work.rows_a, column);
+      load_chunk<C::kTileB>(s.b, b, first_b, rows_b, column);
+      if (a_is_keys && product == 1) mark_poison<C::kTileB>(s.poison, s.b);
+      __syncthreads();
+      multiply_chunk<C>(x, s);
+    }
+    float(*s_to)[C::kTileB + C::kPad] = product == 0 ? s.p : s.ds;
 #pragma unroll
-  for (int r = 0; r < C::kRows; ++r) {
+    for (int r = 0; r < C::kRows; ++r) {
 #pragma unroll
-    for (int c = 0; c < C::kCols; ++c) s_to[ty + 16 * r][tx + 16 * c] = x[r][c];
+      for (int c = 0; c < C::kCols; ++c) s_to[ty + 16 * r][tx + 16 * c] = x[r][c];
+    }
   }
 }
 
@@ -322,24 +362,6 @@ __device__ __forceinline__ void store(const Accumulator<C>& acc, void* g_to, con
 // ---------------------------------------------------------------------------------------------
 // Work tiles
 
-__device__ __forceinline__ StridedRows rows_of_q(const BackwardParams& p, const BwdWork& work) {
-  const core::AttentionParams& f = p.fwd;
-  return strided_rows(f.q, f.q_element, f.q_strides, work.b, work.h, work.seq.q_row, f.head_dim);
-}
-__device__ __forceinline__ StridedRows rows_of_dout(const BackwardParams& p, const BwdWork& work) {
-  return strided_rows(p.dout, p.dout_element, p.dout_strides, work.b, work.h, work.seq.q_row,
-                      p.fwd.v_dim);
-}
-__device__ __forceinline__ StridedRows rows_of_k(const BackwardParams& p, const BwdWork& work) {
-  const core::AttentionParams& f = p.fwd;
-  return strided_rows(f.k, f.k_element, f.k_strides, work.b, work.kv_head, work.seq.k_row,
-                      f.head_dim);
-}
-__device__ __forceinline__ StridedRows rows_of_v(const BackwardParams& p, const BwdWork& work) {
-  const core::AttentionParams& f = p.fwd;
-  return strided_rows(f.v, f.v_element, f.v_strides, work.b, work.kv_head, work.seq.k_row, f.v_dim);
-}
-
 /// Selects the sequence and the rows of A for (b, h). All threads call it.
 template <typename C>
 __device__ __forceinline__ void select_work(BwdStorage<C>& s, const BackwardParams& p,
@@ -364,125 +386,96 @@ __device__ __forceinline__ void select_work(BwdStorage<C>& s, const BackwardPara
   __syncthreads();
 }
 
-/// The pairs of the CTA's keys with the query rows of one head.
+/// The rows of B that the rows of A meet, as [begin, end).
 template <typename C>
-__device__ __forceinline__ void add_head(BwdStorage<C>& s, const BackwardParams& p,
-                                         Accumulator<C>& dk, Accumulator<C>& dv) {
-  const BwdWork& work = s.work;
-  const StridedRows q = rows_of_q(p, work), dout = rows_of_dout(p, work);
-  const StridedRows k = rows_of_k(p, work), v = rows_of_v(p, work);
-  const KeyRange keys{work.first_a, work.first_a + work.rows_a};
-  const bool drops = p.fwd.fault.is(InjectedFault::last_query_tile_dropped);
-  const std::int32_t end = work.seq.q_len - (drops ? C::kTileB : 0);
-#pragma unroll 1
-  for (std::int32_t first = 0; first < end; first += C::kTileB) {
-    const int rows = min(C::kTileB, work.seq.q_len - first);
-    const KeyRange seen = core::keys_seen_by_any(work.seq.mask, first, first + rows - 1);
-    if (core::intersect(seen, keys).empty()) continue;  // uniform over the CTA
-    __syncthreads();  // all threads have read the previous statistics
-    load_stats<C>(s, p, first, rows);
-    __syncthreads();
-    multiply<C>(s.p, s, k, q, first, rows, false);
-    multiply<C>(s.ds, s, v, dout, first, rows, true);
-    finish_pairs<C>(s, p, first, true, true);
-    if (p.dv != nullptr) accumulate<C>(dv, s.p, s, dout, first, rows);
-    if (p.dk != nullptr) accumulate<C>(dk, s.ds, s, q, first, rows);
+__device__ __forceinline__ KeyRange rows_of_b(const BackwardParams& p, const BwdWork& work) {
+  if (work.tile.output == BackwardOutput::dkdv) {
+    const bool drops = p.fwd.fault.is(InjectedFault::last_query_tile_dropped);
+    return {0, work.seq.q_len - (drops ? C::kTileB : 0)};
   }
-}
-
-template <typename C>
-__device__ __forceinline__ void compute_dkdv(BwdStorage<C>& s, const BackwardParams& p,
-                                             const core::BackwardTile& tile) {
-  const core::AttentionParams& f = p.fwd;
-  Accumulator<C> dk = {}, dv = {};
-  const std::int32_t first_head = f.fault.is(InjectedFault::group_last_head_only) ? p.group - 1 : 0;
-#pragma unroll 1
-  for (std::int32_t g = first_head; g < p.group; ++g) {
-    select_work<C>(s, p, tile, tile.b, tile.head * p.group + g, tile.head);
-    if (s.work.rows_a > 0) add_head<C>(s, p, dk, dv);
-  }
-  if (p.group <= first_head) select_work<C>(s, p, tile, tile.b, 0, tile.head);  // no query head
-  const BwdWork& work = s.work;
-  // Dense rows past the sequence's keys are written here, varlen rows were zeroed before.
-  const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);
-  const int rows = whole ? min(C::kTileA, f.kv_len - work.first_a) : work.rows_a;
-  const auto scale = static_cast<float>(p.scale);
-  if (p.dk != nullptr) {
-    const bool twice = f.fault.is(InjectedFault::dk_scale_twice);
-    store<C>(dk, p.dk,
-             strided_rows(p.dk, p.dk_element, p.dk_strides, work.b, work.kv_head, work.seq.k_row,
-                          f.head_dim),
-             work.first_a, rows, twice ? scale * scale : scale);
-  }
-  if (p.dv != nullptr) {
-    store<C>(dv, p.dv,
-             strided_rows(p.dv, p.dv_element, p.dv_strides, work.b, work.kv_head, work.seq.k_row,
-                          f.v_dim),
-             work.first_a, rows, 1.f);
-  }
-}
-
-template <typename C>
-__device__ __forceinline__ void compute_dq(BwdStorage<C>& s, const BackwardParams& p,
-                                           const core::BackwardTile& tile) {
-  const core::AttentionParams& f = p.fwd;
-  select_work<C>(s, p, tile, tile.b, tile.head, tile.head / p.group);
-  const BwdWork& work = s.work;
-  if (work.rows_a <= 0) return;
-  Accumulator<C> dq = {};
-  load_stats<C>(s, p, work.first_a, work.rows_a);  // multiply() syncs before they are read
-  const StridedRows q = rows_of_q(p, work), dout = rows_of_dout(p, work);
-  const StridedRows k = rows_of_k(p, work), v = rows_of_v(p, work);
   const KeyRange seen =
       core::keys_seen_by_any(work.seq.mask, work.first_a, work.first_a + work.rows_a - 1);
-#pragma unroll 1
-  for (std::int32_t first = core::tile_begin(seen.begin, C::kTileB); first < seen.end;
-       first += C::kTileB) {
-    const int rows = min(C::kTileB, seen.end - first);
-    multiply<C>(s.p, s, q, k, first, rows, false);
-    multiply<C>(s.ds, s, dout, v, first, rows, false);
-    finish_pairs<C>(s, p, first, false, true);
-    accumulate<C>(dq, s.ds, s, k, first, rows);
-    if (first == 0 && f.fault.is(InjectedFault::dq_tile_twice)) {
-      accumulate<C>(dq, s.ds, s, k, first, rows);
-    }
+  if (work.tile.output == BackwardOutput::dq) {
+    return {core::tile_begin(seen.begin, C::kTileB), seen.end};
   }
-  const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
-  store<C>(
-      dq, p.dq,
-      strided_rows(p.dq, p.dq_element, p.dq_strides, work.b, work.h, work.seq.q_row, f.head_dim),
-      work.first_a, work.rows_a, unscaled ? 1.f : static_cast<float>(p.scale));
+  const std::int32_t first = work.tile.first_key;
+  const KeyRange step = core::intersect({first, first + C::kTileB}, seen);
+  return step.empty() ? KeyRange{0, 0} : KeyRange{first, step.end};
 }
 
-/// sum += dS of query tile `tile` of (b, h).
+/// acc1 += dZ B1 and, if A is keys, acc2 += P B2, over the steps of B. dbias: acc1 += dS.
 template <typename C>
-__device__ __forceinline__ void add_dbias(float (&sum)[C::kRows][C::kCols], BwdStorage<C>& s,
-                                          const BackwardParams& p, const core::BackwardTile& tile,
-                                          std::int32_t b, std::int32_t h) {
+__device__ __forceinline__ void add_steps(BwdStorage<C>& s, const BackwardParams& p,
+                                          Accumulator<C>& acc1, Accumulator<C>& acc2) {
+  static_assert(C::kCols <= 4, "dbias is summed in chunk 0 of acc1");
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  select_work<C>(s, p, tile, b, h, h / p.group);
   const BwdWork& work = s.work;
-  if (work.rows_a <= 0) return;
-  const KeyRange keys = core::intersect(
-      {tile.first_key, tile.first_key + C::kTileB},
-      core::keys_seen_by_any(work.seq.mask, work.first_a, work.first_a + work.rows_a - 1));
-  if (keys.empty()) return;
-  load_stats<C>(s, p, work.first_a, work.rows_a);
-  const int rows = keys.end - tile.first_key;
-  multiply<C>(s.p, s, rows_of_q(p, work), rows_of_k(p, work), tile.first_key, rows, false);
-  multiply<C>(s.ds, s, rows_of_dout(p, work), rows_of_v(p, work), tile.first_key, rows, false);
-  finish_pairs<C>(s, p, tile.first_key, false, false);
+  const bool a_is_keys = work.tile.output == BackwardOutput::dkdv;
+  const bool is_dbias = work.tile.output == BackwardOutput::dbias;
+  const KeyRange all = rows_of_b<C>(p, work);
+  if (!a_is_keys) load_stats<C>(s, p, work.first_a, work.rows_a);  // multiply() syncs
+#pragma unroll 1
+  for (std::int32_t first = all.begin; first < all.end; first += C::kTileB) {
+    const int rows = min(C::kTileB, (a_is_keys ? work.seq.q_len : all.end) - first);
+    if (a_is_keys) {
+      const KeyRange seen = core::keys_seen_by_any(work.seq.mask, first, first + rows - 1);
+      const KeyRange keys{work.first_a, work.first_a + work.rows_a};
+      if (core::intersect(seen, keys).empty()) continue;  // uniform over the CTA
+      __syncthreads();  // all threads have read the previous statistics
+      load_stats<C>(s, p, first, rows);
+      __syncthreads();
+    }
+    multiply<C>(s, p, a_is_keys, first, rows);
+    finish_pairs<C>(s, p, first, a_is_keys, !is_dbias);
+    if (is_dbias) {
 #pragma unroll
-  for (int r = 0; r < C::kRows; ++r) {
+      for (int r = 0; r < C::kRows; ++r) {
 #pragma unroll
-    for (int c = 0; c < C::kCols; ++c) sum[r][c] += s.ds[ty + 16 * r][tx + 16 * c];
+        for (int c = 0; c < C::kCols; ++c) acc1.x[0][r][c] += s.ds[ty + 16 * r][tx + 16 * c];
+      }
+      continue;
+    }
+    if (a_is_keys && p.dv != nullptr) {
+      accumulate<C>(acc2, s.p, s, rows_of_operand(p, work, BwdOperand::dout), first, rows);
+    }
+    if (a_is_keys && p.dk == nullptr) continue;
+    const bool twice = !a_is_keys && first == 0 && p.fwd.fault.is(InjectedFault::dq_tile_twice);
+#pragma unroll 1
+    for (int times = twice ? 2 : 1; times > 0; --times) {
+      accumulate<C>(acc1, s.ds, s, rows_of_operand(p, work, operand_b(a_is_keys, 0)), first, rows);
+    }
   }
+}
+
+/// The parts of a work tile: batch entries, query heads and query tiles that are summed.
+struct BwdParts {
+  KeyRange b, h, tile;
+};
+
+__device__ __forceinline__ BwdParts parts_of(const BackwardParams& p,
+                                             const core::BackwardTile& tile) {
+  const core::Fault fault = p.fwd.fault;
+  BwdParts parts;
+  parts.b = KeyRange{tile.b, tile.b + 1};
+  parts.h = KeyRange{tile.head, tile.head + 1};
+  parts.tile = KeyRange{tile.tile, tile.tile + 1};
+  if (tile.output == BackwardOutput::dkdv) {  // the query heads of the group
+    const bool last_only = fault.is(InjectedFault::group_last_head_only);
+    parts.h.begin = tile.head * p.group + (last_only ? p.group - 1 : 0);
+    parts.h.end = (tile.head + 1) * p.group;
+  } else if (tile.output == BackwardOutput::dbias) {  // the axes that the bias repeats
+    const bool one_batch = p.dbias_batch > 1 || fault.is(InjectedFault::dbias_first_batch);
+    if (!one_batch) parts.b.end = p.fwd.batch;
+    if (p.dbias_heads == 1) parts.h.end = p.fwd.q_heads;
+    if (p.dbias_rows == 1) parts.tile = KeyRange{0, p.fwd.q_tiles};
+  }
+  return parts;
 }
 
 /// Stores the sums of a dbias tile. If dbias has one row, it is the sum of all rows.
 template <typename C>
-__device__ __forceinline__ void store_dbias(const float (&sum)[C::kRows][C::kCols],
-                                            BwdStorage<C>& s, const BackwardParams& p,
+__device__ __forceinline__ void store_dbias(const float (&sum)[C::kRows][4], BwdStorage<C>& s,
+                                            const BackwardParams& p,
                                             const core::BackwardTile& tile) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   __syncthreads();
@@ -512,27 +505,65 @@ __device__ __forceinline__ void store_dbias(const float (&sum)[C::kRows][C::kCol
   }
 }
 
+/// Stores the gradients of a dkdv or dq tile.
 template <typename C>
-__device__ __forceinline__ void compute_dbias(BwdStorage<C>& s, const BackwardParams& p,
-                                              const core::BackwardTile& tile) {
+__device__ __forceinline__ void store_gradients(const BwdWork& work, const BackwardParams& p,
+                                                const Accumulator<C>& acc1,
+                                                const Accumulator<C>& acc2) {
   const core::AttentionParams& f = p.fwd;
-  float sum[C::kRows][C::kCols] = {};
-  const bool one_batch = p.dbias_batch > 1 || f.fault.is(InjectedFault::dbias_first_batch);
-  const std::int32_t b_end = one_batch ? tile.b + 1 : f.batch;
-  const std::int32_t h_end = p.dbias_heads > 1 ? tile.head + 1 : f.q_heads;
-  const bool one_row = p.dbias_rows == 1;
+  const auto scale = static_cast<float>(p.scale);
+  if (work.tile.output == BackwardOutput::dq) {
+    const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
+    store<C>(
+        acc1, p.dq,
+        strided_rows(p.dq, p.dq_element, p.dq_strides, work.b, work.h, work.seq.q_row, f.head_dim),
+        work.first_a, work.rows_a, unscaled ? 1.f : scale);
+    return;
+  }
+  // Dense rows past the sequence's keys are written here, varlen rows were zeroed before.
+  const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);
+  const int rows = whole ? min(C::kTileA, f.kv_len - work.first_a) : work.rows_a;
+  if (p.dk != nullptr) {
+    const bool twice = f.fault.is(InjectedFault::dk_scale_twice);
+    store<C>(acc1, p.dk,
+             strided_rows(p.dk, p.dk_element, p.dk_strides, work.b, work.kv_head, work.seq.k_row,
+                          f.head_dim),
+             work.first_a, rows, twice ? scale * scale : scale);
+  }
+  if (p.dv != nullptr) {
+    store<C>(acc2, p.dv,
+             strided_rows(p.dv, p.dv_element, p.dv_strides, work.b, work.kv_head, work.seq.k_row,
+                          f.v_dim),
+             work.first_a, rows, 1.f);
+  }
+}
+
+/// One copy of the code serves all outputs.
+template <typename C>
+__device__ __forceinline__ void compute_tile(BwdStorage<C>& s, const BackwardParams& p,
+                                             core::BackwardTile tile) {
+  const BwdParts parts = parts_of(p, tile);
+  const bool is_dkdv = tile.output == BackwardOutput::dkdv;
+  const core::BackwardTile stored = tile;
+  Accumulator<C> acc1 = {}, acc2 = {};
 #pragma unroll 1
-  for (std::int32_t b = tile.b; b < b_end; ++b) {
+  for (std::int32_t b = parts.b.begin; b < parts.b.end; ++b) {
 #pragma unroll 1
-    for (std::int32_t h = tile.head; h < h_end; ++h) {
-      core::BackwardTile rows = tile;
-      rows.tile = one_row ? 0 : tile.tile;
-      const std::int32_t end = one_row ? f.q_tiles : tile.tile + 1;
+    for (std::int32_t h = parts.h.begin; h < parts.h.end; ++h) {
 #pragma unroll 1
-      for (; rows.tile < end; ++rows.tile) add_dbias<C>(sum, s, p, rows, b, h);
+      for (tile.tile = parts.tile.begin; tile.tile < parts.tile.end; ++tile.tile) {
+        select_work<C>(s, p, tile, b, h, is_dkdv ? tile.head : h / p.group);
+        if (s.work.rows_a > 0) add_steps<C>(s, p, acc1, acc2);
+      }
     }
   }
-  store_dbias<C>(sum, s, p, tile);
+  if (tile.output == BackwardOutput::dbias) {
+    store_dbias<C>(acc1.x[0], s, p, stored);
+    return;
+  }
+  // Without query heads.
+  if (parts.h.empty()) select_work<C>(s, p, stored, tile.b, 0, tile.head);
+  store_gradients<C>(s.work, p, acc1, acc2);
 }
 
 /// The CTA's share of the work tiles that are wanted.
@@ -544,13 +575,7 @@ __device__ __forceinline__ void compute_tiles(BwdStorage<C>& s, const BackwardPa
   for (std::int64_t index = blockIdx.x; index < grid.total(); index += gridDim.x) {
     const core::BackwardTile tile = core::backward_tile(p, grid, index);
     if (!wanted(tile)) continue;
-    if (tile.output == BackwardOutput::dkdv) {
-      compute_dkdv<C>(s, p, tile);
-    } else if (tile.output == BackwardOutput::dq) {
-      compute_dq<C>(s, p, tile);
-    } else {
-      compute_dbias<C>(s, p, tile);
-    }
+    compute_tile<C>(s, p, tile);
   }
 }
 
