@@ -2,8 +2,9 @@
 #
 # Sets FLASHCORE_HAS_CUDA and, if it is off, FLASHCORE_NO_CUDA_REASON. Writes
 # generated/compiled_kernels.inc (one FLASHCORE_COMPILED(id) per kernel) and one instantiation file per
-# family, inputs and head dim. More files would take longer to compile, because nvcc reads CUDA's
-# headers for each file and architecture. Defines the object library flashcore_cuda.
+# family, inputs and head dim; sm80 kernels without PTX have their own. More files would take longer to
+# compile, because nvcc reads CUDA's headers for each file and architecture. Defines the object library
+# flashcore_cuda.
 
 set(FLASHCORE_MIN_NVCC 12.8)
 set(FLASHCORE_HAS_CUDA OFF)
@@ -87,7 +88,7 @@ if(FLASHCORE_HAS_CUDA)
       continue()
     endif()
     list(POP_FRONT row id op family inputs dtype head_dim v_dim tile_q tile_k stages warp_rows threads
-         smem)
+         smem code)
     set(takes_v_dim FALSE)
     if(${family}_${op} IN_LIST FLASHCORE_TAKES_V_DIM)
       set(takes_v_dim TRUE)
@@ -112,6 +113,9 @@ if(FLASHCORE_HAS_CUDA)
     endif()
     set(config ${FLASHCORE_CONFIG_${inputs}})
     set(storage SharedStorage)
+    if(family STREQUAL "sm80" AND code STREQUAL "sass")
+      string(APPEND group _sass)
+    endif()
     if(op STREQUAL "bwd")
       set(group bwd_${group})
       set(config BwdConfig)
@@ -147,6 +151,10 @@ if(FLASHCORE_HAS_CUDA)
     endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
+    set(group_architectures_${group} ${FLASHCORE_ARCHITECTURES_${family}})
+    if(code STREQUAL "sass")
+      list(TRANSFORM group_architectures_${group} REPLACE "^([0-9]+)$" "\\1-real")
+    endif()
     set(group_form_${group} ${form})
     string(APPEND group_text_${group} "
 using Config_${id} = ${family}::${config}<${shape}>;
@@ -212,7 +220,7 @@ ${group_text_${group}}
 ")
     add_library(flashcore_${group} OBJECT ${source})
     set_target_properties(flashcore_${group} PROPERTIES
-      CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}")
+      CUDA_ARCHITECTURES "${group_architectures_${group}}")
     target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # logs registers and spills
     if(NOT family IN_LIST FLASHCORE_MAY_SPILL AND NOT FLASHCORE_ASSERTS AND NOT FLASHCORE_FAULTS)
       target_compile_options(flashcore_${group} PRIVATE "SHELL:-Xptxas -warn-spills,-Werror")

@@ -117,8 +117,9 @@ struct KernelInfo {
   DType probability_dtype;  ///< storage type of P; it sets the error bound
   Isa isa;                  ///< of CPU kernels
   std::int32_t min_compute_capability;
-  std::int32_t head_dim;  ///< largest head_dim
-  std::int32_t v_dim;     ///< largest v_dim
+  std::int32_t max_compute_capability;  ///< of the GPUs that run its machine code or its PTX
+  std::int32_t head_dim;                ///< largest head_dim
+  std::int32_t v_dim;                   ///< largest v_dim
   std::int32_t tile_q;
   std::int32_t tile_k;  ///< 0: chosen by the plan
   std::int32_t threads;

@@ -39,7 +39,7 @@ def read_kernels(root=ROOT):
     cpu = (root / "src" / "cpu" / "kernels.def").read_text(encoding="utf-8")
     found = []
     for row in re.findall(r"^FLASHCORE_KERNEL\((.*)\)$", gpu, re.MULTILINE):
-        id_, _, family, inputs, dtype, head_dim, _, *shape, _ = row.split(", ")
+        id_, _, family, inputs, dtype, head_dim, _, *shape, _, _ = row.split(", ")
         found.append(Kernel(id_, "cuda", family, dtype, int(head_dim), int(shape[0]), inputs,
                             shape=(int(head_dim), *map(int, shape))))
     for op, isa, dtype in re.findall(r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+), (\w+)\)$", cpu, re.MULTILINE):

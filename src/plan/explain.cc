@@ -165,9 +165,12 @@ std::string device_message(Reject reject, const KernelInfo& kernel, const Device
     append(text, "needs %s, this CPU has %s", to_string(kernel.isa), to_string(device.isa));
   }
   if (reject == Reject::compute_capability) {
-    const FamilyTraits& traits = traits_of(kernel);
-    append(text, "needs sm_%d%s, this GPU is sm_%d", traits.min_cc,
-           traits.max_cc == traits.min_cc ? " exactly" : " or later", device.compute_capability);
+    const int least = kernel.min_compute_capability, most = kernel.max_compute_capability;
+    append(text, "needs sm_%d", least);
+    if (most == least) append(text, " exactly");
+    if (most == kAnyCc) append(text, " or later");
+    if (most != least && most != kAnyCc) append(text, " to sm_%d", most);
+    append(text, ", this GPU is sm_%d", device.compute_capability);
   }
   if (reject == Reject::shared_memory) {
     append(text, "needs %d bytes of shared memory, a CTA on this GPU can have %d",

@@ -61,8 +61,12 @@ constexpr std::int32_t blocks_per_sm(Operation op, const FamilyTraits& traits, I
       .blocks_per_sm();
 }
 
+/// Of kernels.def: whether later GPUs can run a kernel.
+enum class Code { sass, ptx };
+constexpr int kNewestSass = 90;
+
 constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, Inputs inputs,
-                                 DType dtype, int v_dim, const Shape& shape, int smem) {
+                                 DType dtype, int v_dim, const Shape& shape, int smem, Code code) {
   const FamilyTraits& traits = traits_of(family);
   KernelInfo kernel{.id = id,
                     .op = op,
@@ -73,6 +77,7 @@ constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, In
                     .probability_dtype = probability_dtype(traits, inputs, dtype),
                     .isa = Isa::generic,
                     .min_compute_capability = traits.min_cc,
+                    .max_compute_capability = code == Code::ptx ? kAnyCc : kNewestSass,
                     .head_dim = shape.head_dim,
                     .v_dim = v_dim,
                     .tile_q = shape.tile_q,
@@ -100,6 +105,7 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
                                    : probability_dtype(traits, Inputs::native, dtype),
           .isa = isa,
           .min_compute_capability = 0,
+          .max_compute_capability = 0,
           .head_dim = kMaxCpuDim,
           .v_dim = kMaxCpuDim,
           .tile_q = tile_q,
@@ -113,9 +119,9 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
 
 constexpr KernelInfo kKernels[] = {
 #define FLASHCORE_KERNEL(id, op, family, inputs, dtype, head_dim, v_dim, tile_q, tile_k, stages, \
-                         warp_rows, threads, smem)                                               \
+                         warp_rows, threads, smem, code)                                         \
   cuda_kernel(#id, Operation::op, Family::family, Inputs::inputs, DType::dtype, v_dim,           \
-              {head_dim, tile_q, tile_k, stages, warp_rows, threads}, smem),
+              {head_dim, tile_q, tile_k, stages, warp_rows, threads}, smem, Code::code),
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL
 #define FLASHCORE_CPU_KERNEL(op, isa, dtype)                                 \
@@ -155,6 +161,15 @@ constexpr auto kGroups = [] {
   return groups;
 }();
 static_assert(std::size(kKernels) < 256);
+static_assert(
+    [] {
+      for (const KernelInfo& kernel : kKernels) {
+        const int most = kernel.max_compute_capability;
+        if (kernel.device == DeviceType::cuda && most > traits_of(kernel).max_cc) return false;
+      }
+      return true;
+    }(),
+    "no later GPU runs the PTX of sm_90a");
 static_assert(
     [] {
       for (const KernelInfo& kernel : kKernels) {

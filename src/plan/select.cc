@@ -58,7 +58,10 @@ Reject check_device(const KernelInfo& kernel, const DeviceInfo& device) noexcept
   if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
   if (excluded_from_build(kernel)) return Reject::not_compiled;
   if (kernel.device == DeviceType::cpu) return Reject::none;
-  if (!has_compute_capability(device, traits_of(kernel))) return Reject::compute_capability;
+  if (device.compute_capability < kernel.min_compute_capability ||
+      device.compute_capability > kernel.max_compute_capability) {
+    return Reject::compute_capability;
+  }
   return device.smem_per_block_bytes < kernel.smem_bytes ? Reject::shared_memory : Reject::none;
 }
 

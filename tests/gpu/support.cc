@@ -145,6 +145,7 @@ std::vector<const KernelInfo*> runnable_kernels(Operation op) {
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.op == op && kernel.device == DeviceType::cuda && kernel.compiled &&
         kernel.min_compute_capability <= gpu.compute_capability &&
+        kernel.max_compute_capability >= gpu.compute_capability &&
         kernel.smem_bytes <= gpu.smem_per_block_bytes) {
       found.push_back(&kernel);
     }

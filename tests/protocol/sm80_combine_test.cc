@@ -93,7 +93,7 @@ const std::map<std::string, Model>& models() {
   static const std::map<std::string, Model> models = [] {
     std::map<std::string, Model> found;
 #define FLASHCORE_KERNEL(id, op, family, inputs, dtype, head_dim, v_dim, tile_q, tile_k, stages, \
-                         warp_rows, threads, smem)                                               \
+                         warp_rows, threads, smem, code)                                         \
   add_kernel<Family::family, head_dim, tile_q, tile_k, stages, warp_rows, threads,               \
              Inputs::inputs == Inputs::kv8 ? 1 : 2>(found);
 #include "cuda/kernels.def"

@@ -156,6 +156,7 @@ class BatchInvariance : public GpuTest {
       if (kernel.op == Operation::fwd && kernel.device == DeviceType::cuda && kernel.compiled &&
           kernel.dtype != DType::f32 &&
           kernel.min_compute_capability <= device.compute_capability &&
+          kernel.max_compute_capability >= device.compute_capability &&
           kernel.smem_bytes <= device.smem_per_block_bytes) {
         all.push_back(&kernel);
       }

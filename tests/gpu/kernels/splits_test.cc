@@ -70,6 +70,7 @@ class Splits : public GpuTest {
       if (kernel.device == DeviceType::cuda && kernel.compiled && kernel.dtype == dtype &&
           any(kernel.features & Features::num_splits) && !needs_8_bits(kernel) &&
           kernel.min_compute_capability <= device_.compute_capability &&
+          kernel.max_compute_capability >= device_.compute_capability &&
           kernel.smem_bytes <= device_.smem_per_block_bytes) {
         found.push_back(&kernel);
       }

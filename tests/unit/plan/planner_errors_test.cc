@@ -76,6 +76,13 @@ TEST(ForcedKernel, ErrorsGiveTheReasonWithItsNumbers) {
   pascal.compute_capability = 61;
   expect_refused(forced("fwd_simt_f32_d64_q64", pascal), StatusCode::unsupported,
                  {"sm_75", "sm_61"});
+  DeviceInfo later = h200;
+  later.compute_capability = 100;
+  EXPECT_TRUE(forced("fwd_sm80_f16_d64_q16_k128", later, DType::f16).ok());
+  expect_refused(forced("fwd_sm80_f16_d64_q8", later, DType::f16), StatusCode::unsupported,
+                 {"needs sm_80 to sm_90", "sm_100"});
+  expect_refused(forced("fwd_sm90_f16_d64_q64", later, DType::f16), StatusCode::unsupported,
+                 {"needs sm_90 exactly", "sm_100"});
 }
 
 TEST(Planner, ErrorsListSupportedProblems) {

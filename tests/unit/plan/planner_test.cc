@@ -421,6 +421,34 @@ TEST(Planner, AdaHasTensorCoreKernelsForEveryDim) {
   expect_family_at_every_dim("l4", "sm80", 64, 256);
 }
 
+// They run PTX, which some of the kernels have.
+TEST(Planner, LaterGpusHaveTensorCoreKernelsForEveryDim) {
+  DeviceInfo later = *named_device("h200");
+  later.compute_capability = 100;
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const std::int64_t dim : {40, 64, 96, 128, 192, 256}) {
+      for (const std::int64_t q_len : {1, 4, 2048}) {
+        const Problem problem =
+            *dense_problem(dtype, 4, 32, 8, q_len, 4096, dim, dim, {}, later.device);
+        const Result<Plan> plan = make_plan(problem, later);
+        ASSERT_TRUE(plan.ok()) << plan.status().message();
+        const KernelInfo& kernel = *plan->kernel;
+        EXPECT_EQ(kernel.family, Family::sm80);
+        EXPECT_GE(kernel.max_compute_capability, later.compute_capability) << kernel.id;
+        EXPECT_EQ(kernel.tile_q < 64, q_len < 2048) << kernel.id;
+      }
+    }
+  }
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.device != DeviceType::cuda || kernel.family == Family::sm90) continue;
+    const auto alike = kernels_of(kernel.op, kernel.family, kernel.inputs, kernel.dtype);
+    EXPECT_TRUE(std::any_of(alike.begin(), alike.end(), [&](const KernelInfo& other) {
+      return other.head_dim == kernel.head_dim && (other.tile_q < 64) == (kernel.tile_q < 64) &&
+             other.max_compute_capability >= later.compute_capability;
+    })) << kernel.id;
+  }
+}
+
 // 16-bit kernels reject 8-bit k and v, kv8 kernels reject 16-bit ones. The simt kernels run
 // mixtures.
 TEST(Planner, Kv8KernelsNeedEightBitKAndV) {
