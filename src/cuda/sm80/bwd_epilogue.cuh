@@ -8,59 +8,56 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// Two adjacent elements, aligned to their size.
-template <typename T>
-struct alignas(2 * sizeof(T)) Pair {
-  T x[2];
-};
-
-/// Stores acc * scale to rows [0, rows) from g_first on.
-template <typename C, typename T>
-__device__ __forceinline__ void store_gradient_as(const AccGradient<C>& acc, T* g_first,
-                                                  const core::Strides& strides, int rows,
-                                                  int columns, float scale) {
+/// Stores acc * scale, in q's type or f32, to rows [0, rows) of a gradient, whose row 0 is element
+/// `first`. The rows pass through shared memory, over A1 and A2, where a rolled loop reads four
+/// columns at a time: unrolled code for every format and alignment would be half of the kernel.
+template <typename C>
+__device__ __forceinline__ void store_gradient(const AccGradient<C>& acc, BwdTiles<C>& s,
+                                               void* g_data, core::Element element,
+                                               std::int64_t first, const core::Strides& strides,
+                                               int rows, int columns, float scale) {
+  static_assert(sizeof(s.a1) + sizeof(s.a2) == sizeof(float) * C::kTile * C::kHeadDim);
+  auto* s_rows = reinterpret_cast<float*>(s.a1);  // [tile, head_dim], swizzled
+  // Four rows of a warp's columns go to different banks.
+  const auto offset = [](int row, int column) {
+    return row * C::kHeadDim + (column ^ (row % 4 * 8));
+  };
   const BwdThread<C> t(threadIdx.x);
-  const bool pairs = strides.column == 1 && columns % 2 == 0 && strides.row % 2 == 0 &&
-                     reinterpret_cast<std::uintptr_t>(g_first) % sizeof(Pair<T>) == 0;
+  __syncthreads();  // all warps have read A1 and A2, or the gradient stored before
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = t.row(m, half);
-      if (row >= rows) continue;
-      T* g_row = g_first + row * strides.row;
 #pragma unroll
       for (int group = 0; group < C::kGroups; ++group) {
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
-          const int column = t.column(group, tile);
-          if (column >= columns) continue;
-          Pair<T> x;
-          from_float(x.x[0], acc[m][group][tile][2 * half] * scale);
-          from_float(x.x[1], acc[m][group][tile][2 * half + 1] * scale);
-          if (pairs) {
-            *reinterpret_cast<Pair<T>*>(g_row + column) = x;
-          } else {
-            g_row[column * strides.column] = x.x[0];
-            if (column + 1 < columns) g_row[(column + 1) * strides.column] = x.x[1];
-          }
+          const float(&x)[4] = acc[m][group][tile];
+          *reinterpret_cast<float2*>(s_rows + offset(t.row(m, half), t.column(group, tile))) =
+              make_float2(x[2 * half] * scale, x[2 * half + 1] * scale);
         }
       }
     }
   }
-}
-
-/// The same for a gradient in q's type or f32, whose row 0 is element `first`.
-template <typename C>
-__device__ __forceinline__ void store_gradient(const AccGradient<C>& acc, void* g_data,
-                                               core::Element element, std::int64_t first,
-                                               const core::Strides& strides, int rows, int columns,
-                                               float scale) {
-  using T = typename C::Element;
+  __syncthreads();
+  const auto store_as = [&](auto* g_first) {
+    constexpr int kSize = sizeof(*g_first);
+    const bool vectors = strides.column == 1 && columns % 4 == 0 && strides.row % 4 == 0 &&
+                         reinterpret_cast<std::uintptr_t>(g_first) % (4 * kSize) == 0;
+    constexpr int kRowVec4s = C::kHeadDim / 4;
+#pragma unroll 1
+    for (int index = threadIdx.x; index < rows * kRowVec4s; index += C::kThreads) {
+      const int row = index / kRowVec4s, column = 4 * (index % kRowVec4s);
+      if (column >= columns) continue;
+      const float4 four = *reinterpret_cast<const float4*>(s_rows + offset(row, column));
+      const float x[4] = {four.x, four.y, four.z, four.w};
+      store_columns(g_first + row * strides.row, strides.column, column, columns, x, vectors);
+    }
+  };
   if (element == core::Element::f32) {
-    store_gradient_as<C>(acc, static_cast<float*>(g_data) + first, strides, rows, columns, scale);
+    store_as(static_cast<float*>(g_data) + first);
   } else {
-    store_gradient_as<C>(acc, static_cast<T*>(g_data) + first, strides, rows, columns, scale);
+    store_as(static_cast<typename C::Element*>(g_data) + first);
   }
 }
 

@@ -68,12 +68,12 @@ struct ComputeDkdv {
     if (p.dk != nullptr) {
       const auto scale = static_cast<float>(p.scale);
       const bool twice = f.fault.is(InjectedFault::dk_scale_twice);
-      store_gradient<C>(dk, p.dk, p.dk_element,
+      store_gradient<C>(dk, s, p.dk, p.dk_element,
                         core::row_offset(p.dk_strides, work.b, work.kv_head, first), p.dk_strides,
                         rows, f.head_dim, (twice ? scale * scale : scale) / work.unit);
     }
     if (p.dv != nullptr) {
-      store_gradient<C>(dv, p.dv, p.dv_element,
+      store_gradient<C>(dv, s, p.dv, p.dv_element,
                         core::row_offset(p.dv_strides, work.b, work.kv_head, first), p.dv_strides,
                         rows, f.v_dim, 1.f);
     }
@@ -90,7 +90,7 @@ struct ComputeDq {
     AccGradient<C> dq = {}, none;
     if (!sum_gradients<C, kFastPath, false, kCareful>(s, p, dq, none)) return false;
     const bool unscaled = f.fault.is(InjectedFault::dq_scale_missing);
-    store_gradient<C>(dq, p.dq, p.dq_element,
+    store_gradient<C>(dq, s, p.dq, p.dq_element,
                       core::row_offset(p.dq_strides, work.b, work.h, work.seq.q_row + work.first_a),
                       p.dq_strides, work.rows_a, f.head_dim,
                       (unscaled ? 1.f : static_cast<float>(p.scale)) / work.unit);

@@ -49,17 +49,101 @@ __device__ __forceinline__ float probability(float score, float base, float fact
   return score == core::negative_infinity<float>() || factor == 0.f ? 0.f : p;
 }
 
+/// Bits of a thread's pairs: bit kKeys query + key.
+template <typename Map>
+struct PairBits {
+  static constexpr int kPairs = Map::kQueries * Map::kKeys;
+  static_assert(kPairs <= 32);
+  std::uint32_t bits;
+  __device__ __forceinline__ bool has(int query, int key) const {
+    return (bits >> (query * Map::kKeys + key) & 1u) != 0;
+  }
+  __device__ __forceinline__ void set(int query, int key, bool value) {
+    bits |= static_cast<std::uint32_t>(value) << (query * Map::kKeys + key);
+  }
+};
+
+/// A key of the interval: `key`, if it is in there. A bias or mask has no elements outside, and a
+/// load without a condition overlaps others.
+__device__ __forceinline__ std::int32_t nearest(const KeyRange& range, std::int32_t key) {
+  return max(range.begin, min(key, range.end - 1));
+}
+
+/// The pairs that a boolean mask or block mask shows. Bits of keys outside of the queries'
+/// intervals have no meaning.
+template <typename C, typename Map>
+__device__ __forceinline__ PairBits<Map> pairs_in_mask(const BackwardParams& p,
+                                                       const BwdTiles<C>& s, const BwdThread<C>& t,
+                                                       const BwdStep& step) {
+  const core::AttentionParams& f = p.fwd;
+  PairBits<Map> shown{};
+#pragma unroll 1  // registers are few
+  for (int query = 0; query < Map::kQueries; ++query) {
+    const int r = Map::local_query(t, query);
+    const KeyRange range = s.range[r];
+    if (range.empty()) continue;
+    const core::ScoreRow<float> row{f, s.work.b, step.h, step.query + r};
+    if (f.block_mask.given()) {
+      // A thread's keys are in one word of 32.
+      const std::int32_t first = step.key + Map::local_key(t, 0);
+      if (first < f.kv_len) {
+        const std::int32_t entry = f.block_mask.entry(row.block_mask_row(), first);
+        const std::uint32_t word = f.block_mask.word(entry, row.query, first);
+#pragma unroll
+        for (int key = 0; key < Map::kKeys; ++key) {
+          shown.set(query, key, (word >> ((step.key + Map::local_key(t, key)) % 32) & 1u) != 0);
+        }
+      }
+    } else {
+      const std::uint8_t* g_row = f.mask + row.mask_offset();
+#pragma unroll
+      for (int key = 0; key < Map::kKeys; ++key) {
+        const std::int32_t j = nearest(range, step.key + Map::local_key(t, key));
+        shown.set(query, key, g_row[j * f.mask_strides.column] != 0);
+      }
+    }
+  }
+  return shown;
+}
+
+/// A query row of a thread's pairs. AddBias adds the bias to the scores of the row.
+template <typename AddBias>
+struct BwdScoreRow : core::ScoreRow<float> {
+  AddBias add_bias;
+  static constexpr bool has_mask() { return false; }  // pairs_in_mask()
+  template <typename Use>
+  __device__ __forceinline__ void with_bias(Use) const {
+    add_bias(bias_offset());
+  }
+};
+
 /// Turns S of one query into P, with every option. Multiplies dS by the derivative of the softcap.
+/// shown: bits of the mask, if the call has one.
 template <typename C, typename Map>
 __device__ __forceinline__ void find_probabilities(AccPairs<C>& pairs, AccPairs<C>& d_pairs,
                                                    const BwdTiles<C>& s, const BackwardParams& p,
                                                    const BwdThread<C>& t, const BwdStep& step,
-                                                   int query) {
+                                                   int query, const PairBits<Map>& shown) {
   const core::AttentionParams& f = p.fwd;
   const int r = Map::local_query(t, query);
   const std::int32_t i = step.query + r;
   const KeyRange range = s.range[r];
-  const core::ScoreRow<float> row{f, s.work.b, step.h, i};
+  const auto add_bias_as = [&](const auto* g_row) {
+    if (range.empty()) return;
+#pragma unroll
+    for (int key = 0; key < Map::kKeys; ++key) {
+      const std::int32_t j = nearest(range, step.key + Map::local_key(t, key));
+      Map::at(pairs, query, key) += to_float(g_row[j * f.bias_strides.column]);
+    }
+  };
+  const auto add_bias = [&](std::int64_t offset) {
+    if (f.bias_element == core::Element::f32) {
+      add_bias_as(static_cast<const float*>(f.bias) + offset);
+    } else {
+      add_bias_as(static_cast<const typename C::Element*>(f.bias) + offset);
+    }
+  };
+  const BwdScoreRow<decltype(add_bias)> row{{f, s.work.b, step.h, i}, add_bias};
   if (row.has_softcap() && step.with_slope && !f.fault.is(InjectedFault::softcap_slope_ignored)) {
 #pragma unroll
     for (int key = 0; key < Map::kKeys; ++key) {
@@ -71,12 +155,15 @@ __device__ __forceinline__ void find_probabilities(AccPairs<C>& pairs, AccPairs<
 #pragma unroll
     for (int key = 0; key < Map::kKeys; ++key) {
       const std::int32_t j = step.key + Map::local_key(t, key);
-      // A bias or mask has no elements past the visible keys.
-      if (range.contains(j)) {
-        change(Map::at(pairs, query, key), j, static_cast<float>(i + s.work.seq.mask.diagonal - j));
-      }
+      change(Map::at(pairs, query, key), j, static_cast<float>(i + s.work.seq.mask.diagonal - j));
     }
   });
+  if (f.has_mask()) {
+#pragma unroll
+    for (int key = 0; key < Map::kKeys; ++key) {
+      if (!shown.has(query, key)) Map::at(pairs, query, key) = core::negative_infinity<float>();
+    }
+  }
   const float base = s.base[r], factor = s.factor[r];
 #pragma unroll
   for (int key = 0; key < Map::kKeys; ++key) {
@@ -124,6 +211,10 @@ __device__ __forceinline__ bool finish_pairs(AccPairs<C>& pairs, AccPairs<C>& d_
   const bool unscaled = p.fwd.fault.is(InjectedFault::scale_ignored);
   const float scale_log2 = unscaled ? static_cast<float>(core::kLog2E) : p.fwd.softmax_scale_log2;
   float probe = 0.f;
+  [[maybe_unused]] PairBits<Map> shown{};
+  if constexpr (!kFastPath) {
+    if (p.fwd.has_mask()) shown = pairs_in_mask<C, Map>(p, s, t, step);
+  }
 #pragma unroll
   for (int two = 0; two < Map::kQueries; two += 2) {  // adjacent queries are packed together
 #pragma unroll
@@ -139,7 +230,7 @@ __device__ __forceinline__ bool finish_pairs(AccPairs<C>& pairs, AccPairs<C>& d_
       if constexpr (kFastPath) {
         find_plain_probabilities<C, Map>(pairs, s, scale_log2, t, step, query, probe != 0.f);
       } else {
-        find_probabilities<C, Map>(pairs, d_pairs, s, p, t, step, query);
+        find_probabilities<C, Map>(pairs, d_pairs, s, p, t, step, query, shown);
       }
       // A pair with weight 0 contributes nothing, even if dP is not finite.
       const bool selects = !kFastPath || !step.all_visible || probe != 0.f;
