@@ -12,11 +12,10 @@ namespace {
 
 constexpr int kOtherThreads = 3;
 
-/// Writes the oracle's out and lse into the copy of a case at `base`.
-void store_forward(const CaseMemory& memory, std::byte* base, const Problem& problem) {
+/// Writes the oracle's out and lse into the copy of a case at `base`. Returns the oracle.
+reference::Oracle store_forward(const CaseMemory& memory, std::byte* base, const Problem& problem) {
   const Tensors t = memory.at(base, Device{});
-  const reference::Oracle o =
-      reference::compute(problem, t, reference::all_rows(problem, t), false, 1);
+  reference::Oracle o = reference::compute(problem, t, reference::all_rows(problem, t), true, 1);
   for (std::size_t r = 0; r < o.rows.size(); ++r) {
     const auto& [b, h, i] = o.rows[r];
     const std::int64_t q_row = reference::lengths_of(problem, t, b).q_row + i;
@@ -28,6 +27,7 @@ void store_forward(const CaseMemory& memory, std::byte* base, const Problem& pro
     const Layout& lse = problem.lse;
     store(t.lse.data, lse.dtype, b * lse.batch + h * lse.head + q_row * lse.row, o.lse[r]);
   }
+  return o;
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ Status CheckRunner::run_gradients(const CaseMemory& memory, GradientMemory& grad
   if (!made.ok()) return made.status();
   problem = *made;
   std::vector<std::byte> host = memory.bytes();
-  store_forward(memory, host.data(), problem.forward);
+  const reference::Oracle oracle = store_forward(memory, host.data(), problem.forward);
   std::vector<std::byte> after(gradients.bytes().size()), again(after.size()), inputs(host.size());
   for (const bool first : {true, false}) {
     DeviceInfo device = plan_for_;
@@ -84,10 +84,10 @@ Status CheckRunner::run_gradients(const CaseMemory& memory, GradientMemory& grad
   const Tensors forward = memory.at(host.data(), Device{});
   const bool truncates =
       arithmetic_of(problem.forward.dtype, outcome.plan.kernel->probability_dtype).truncates_sums;
-  const reference::GradientOracle oracle = reference::compute_gradients(
+  const reference::GradientOracle expected = reference::compute_gradients(
       problem.forward, forward, gradients.gradients(),
-      {problem.forward.dtype == DType::f64 ? 0x1p-52 : 0x1p-24, truncates});
-  outcome.comparison = compare_gradients(oracle, gradients.at(after.data(), Device{}),
+      {problem.forward.dtype == DType::f64 ? 0x1p-52 : 0x1p-24, truncates}, oracle);
+  outcome.comparison = compare_gradients(expected, gradients.at(after.data(), Device{}),
                                          outcome.plan.kernel->probability_dtype);
   return {};
 }
