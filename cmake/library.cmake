@@ -66,8 +66,13 @@ add_library(flashcore_objects OBJECT
   src/plan/workspace.cc
   ${FLASHCORE_MODELS}
   src/reference/cut_sums.cc
+  src/reference/elements.cc
+  src/reference/gradient_blocks.cc
+  src/reference/gradient_pairs.cc
   src/reference/oracle.cc
   src/reference/oracle_bwd.cc
+  src/reference/scores.cc
+  src/reference/sums.cc
   src/verify/api.cc
   src/verify/discover.cc
   src/verify/discover_bwd.cc
@@ -130,7 +135,8 @@ if(NOT FLASHCORE_HAS_CUDA)
   set_source_files_properties(src/backend/no_cuda.cc PROPERTIES
     COMPILE_DEFINITIONS "FLASHCORE_NO_CUDA_REASON=\"${FLASHCORE_NO_CUDA_REASON}\"")
 endif()
-set(objects $<TARGET_OBJECTS:flashcore_objects> ${FLASHCORE_CPU_OBJECTS} ${FLASHCORE_CUDA_OBJECTS})
+set(objects $<TARGET_OBJECTS:flashcore_objects> ${FLASHCORE_CPU_OBJECTS} ${FLASHCORE_REFERENCE_OBJECTS}
+  ${FLASHCORE_CUDA_OBJECTS})
 
 add_library(flashcore SHARED ${objects})
 # The SOVERSION is the version of the C ABI: C programs of 0.1 run with this library

@@ -15,7 +15,8 @@ constexpr int kOtherThreads = 3;
 /// Writes the oracle's out and lse into the copy of a case at `base`. Returns the oracle.
 reference::Oracle store_forward(const CaseMemory& memory, std::byte* base, const Problem& problem) {
   const Tensors t = memory.at(base, Device{});
-  reference::Oracle o = reference::compute(problem, t, reference::all_rows(problem, t), true, 1);
+  reference::Oracle o = reference::compute(problem, t, reference::all_rows(problem, t),
+                                           reference::kPartsForGradients, 1);
   for (std::size_t r = 0; r < o.rows.size(); ++r) {
     const auto& [b, h, i] = o.rows[r];
     const std::int64_t q_row = reference::lengths_of(problem, t, b).q_row + i;

@@ -2,205 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <thread>
 
-#include "reference/cut_sums.h"
+#include "reference/scores.h"
 
 namespace flashcore::reference {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// Decodes a small IEEE format by its definition.
-double small_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
-  const int bias = (1 << (exponent_bits - 1)) - 1;
-  const std::uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
-  const int exponent = static_cast<int>((bits >> mantissa_bits) & ((1u << exponent_bits) - 1));
-  const double sign = ((bits >> (exponent_bits + mantissa_bits)) & 1u) != 0 ? -1.0 : 1.0;
-  if (exponent == (1 << exponent_bits) - 1) {
-    return mantissa != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * kInfinity;
-  }
-  const double fraction = std::ldexp(static_cast<double>(mantissa), -mantissa_bits);
-  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
-  return sign * std::ldexp(1.0 + fraction, exponent - bias);
-}
-
-/// Decodes OCP's e4m3: no infinity, one NaN of each sign, otherwise IEEE's rules.
-double e4m3(std::uint32_t bits) {
-  if ((bits & 0x7f) == 0x7f) return std::numeric_limits<double>::quiet_NaN();
-  const double sign = (bits & 0x80) != 0 ? -1.0 : 1.0;
-  const auto exponent = static_cast<int>((bits >> 3) & 15);
-  const double fraction = static_cast<double>(bits & 7) / 8.0;
-  return sign *
-         (exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1.0 + fraction, exponent - 7));
-}
-
-/// The scale of row (or key) `row` of a sequence.
-double scale_at(const TensorView& scale, std::int64_t b, std::int64_t h, std::int64_t row,
-                std::int64_t block_rows) {
-  if (!scale.given()) return 1.0;
-  std::int64_t at = 0;
-  if (scale.rank >= 2) at += b * scale.strides[0] + h * scale.strides[1];
-  if (scale.rank == 3) at += row / block_rows * scale.strides[2];
-  return static_cast<const float*>(scale.data)[at];
-}
-
-std::int64_t int_at(const TensorView& t, std::int64_t index) {
-  return static_cast<const std::int32_t*>(t.data)[index * (t.shape[0] > 1 ? t.strides[0] : 0)];
-}
-
-bool is_visible(const Options& o, std::int64_t q_position, std::int64_t k_position) {
-  if (o.causal && k_position > q_position) return false;
-  if (o.window_left >= 0 && q_position - k_position > o.window_left) return false;
-  if (o.window_right >= 0 && k_position - q_position > o.window_right) return false;
-  return true;
-}
-
-/// A [batch, heads, rows, columns] operand, dense or varlen, with its layout in Problem.
-struct Operand {
-  const void* data;
-  const Layout& layout;
-  double at(std::int64_t b, std::int64_t h, std::int64_t row, std::int64_t column) const {
-    return element(data, layout.dtype,
-                   b * layout.batch + h * layout.head + row * layout.row + column * layout.column);
-  }
-};
-
-/// An element of key j of a sequence, in dense, varlen or paged K or V.
-double key_element(const Problem& p, const Tensors& t, const Operand& operand, std::int64_t b,
-                   std::int64_t kv_head, const Lengths& lengths, std::int64_t j,
-                   std::int64_t column) {
-  if (!t.block_table.given()) return operand.at(b, kv_head, lengths.k_row + j, column);
-  const TensorView& table = t.block_table;
-  const std::int64_t row_of_table = table.shape[0] > 1 ? b * table.strides[0] : 0;
-  const std::int64_t page =
-      static_cast<const std::int32_t*>(table.data)[row_of_table + j / p.page_size];
-  return operand.at(page, kv_head, j % p.page_size, column);
-}
-
-/// K transposed [head_dim][kv_len] and V [kv_len][v_dim] of one (batch, KV head), in f64.
-struct Head {
-  std::int64_t b = -1, kv_head = -1;
-  Lengths lengths{};
-  std::vector<double> k, v;
-  Factors k_factors;                  // of k, if tensor cores may multiply it
-  std::vector<double> v_scale_ratio;  // [kv_len]: V's largest scale over the key's scale
-  bool v_finite = true;
-};
-
-/// f32 and f64 are multiplied on CUDA cores and CPUs only.
-bool may_cut_sums(const Problem& p) { return size_of(p.q.dtype) <= 2; }
-
-void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t kv_head,
-               Head& head) {
-  if (head.b == b && head.kv_head == kv_head) return;
-  head.b = b;
-  head.kv_head = kv_head;
-  head.lengths = lengths_of(p, t, b);
-  const std::int64_t n = head.lengths.kv_len;
-  head.k.assign(static_cast<std::size_t>(n * p.head_dim), 0.0);
-  head.v.assign(static_cast<std::size_t>(n * p.v_dim), 0.0);
-  head.v_scale_ratio.assign(static_cast<std::size_t>(n), 1.0);
-  head.k_factors.clear();
-  head.v_finite = true;
-  double largest = 0;
-  const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
-  for (std::int64_t j = 0; j < n; ++j) {
-    const double k_scale = scale_at(t.k_scale, b, kv_head, j, p.options.kv_scale_block);
-    const double v_scale = scale_at(t.v_scale, b, kv_head, j, p.options.kv_scale_block);
-    head.v_scale_ratio[static_cast<std::size_t>(j)] = std::fabs(v_scale);
-    largest = std::max(largest, std::fabs(v_scale));
-    for (std::int64_t d = 0; d < p.head_dim; ++d) {
-      head.k[static_cast<std::size_t>(d * n + j)] =
-          key_element(p, t, k, b, kv_head, head.lengths, j, d) * k_scale;
-    }
-    for (std::int64_t c = 0; c < p.v_dim; ++c) {
-      const double x = key_element(p, t, v, b, kv_head, head.lengths, j, c) * v_scale;
-      head.v[static_cast<std::size_t>(j * p.v_dim + c)] = x;
-      if (!std::isfinite(x)) head.v_finite = false;
-    }
-  }
-  for (double& scale : head.v_scale_ratio) scale = scale > 0 ? largest / scale : 1.0;
-  for (std::int64_t at = 0; may_cut_sums(p) && at < n * p.head_dim; ++at) {
-    const double scale = scale_at(t.k_scale, b, kv_head, at % n, p.options.kv_scale_block);
-    head.k_factors.add(head.k[static_cast<std::size_t>(at)], p.k.dtype, scale);
-  }
-}
-
-constexpr double kSmallCap = 256;  // docs/numerics.md
-
-struct RowScores {
-  std::vector<double> score, magnitude, largest_product, largest_sum, cut;
-  std::vector<std::uint8_t> visible;
-};
-
-/// Scores of row (b, h, i) over all keys of its sequence, in the order of docs/numerics.md.
-void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const Head& head,
-                    RowScores& s) {
-  const std::int64_t n = head.lengths.kv_len;
-  const auto size = static_cast<std::size_t>(n);
-  s.score.assign(size, 0.0);
-  s.magnitude.assign(size, 0.0);
-  s.largest_product.assign(size, 0.0);
-  s.largest_sum.assign(size, 0.0);
-  s.visible.assign(size, 1);
-  const Operand operand{t.q.data, p.q};
-  const double q_scale = scale_at(t.q_scale, row.b, row.h, row.i, p.options.q_scale_block);
-  Factors q;
-  for (std::int64_t d = 0; d < p.head_dim; ++d) {
-    const double x = operand.at(row.b, row.h, head.lengths.q_row + row.i, d) * q_scale;
-    if (may_cut_sums(p)) q.add(x, p.q.dtype, q_scale);
-    const double* k = head.k.data() + d * n;
-    for (std::size_t j = 0; j < size; ++j) {
-      const double product = x * k[j];
-      s.score[j] += product;
-      s.magnitude[j] += std::fabs(product);
-      s.largest_product[j] = std::max(s.largest_product[j], std::fabs(product));
-      s.largest_sum[j] = std::max(s.largest_sum[j], std::fabs(s.score[j]));
-    }
-  }
-  s.cut = cut_sums(q, head.k_factors, size);
-  const Options& o = p.options;
-  const std::int64_t q_position = head.lengths.q_start + row.i;
-  double slope = 0;
-  if (t.alibi_slopes.given()) {
-    slope = static_cast<const float*>(
-        t.alibi_slopes.data)[row.b * p.alibi_slopes.batch + row.h * p.alibi_slopes.head];
-  }
-  for (std::size_t j = 0; j < size; ++j) {
-    const auto key = static_cast<std::int64_t>(j);
-    const std::int64_t k_position = head.lengths.k_start + key;
-    double x = p.scale * s.score[j];
-    double magnitude = std::fabs(p.scale) * s.magnitude[j];
-    if (o.softcap > 0) {
-      x = o.softcap * std::tanh(x / o.softcap);
-      const bool finite = std::isfinite(magnitude);
-      if (!finite) magnitude = 0.0;  // tanh(inf) is exact
-      // With a small cap, kernels may compute tanh with the error of a score of the cap's size.
-      if (o.softcap <= kSmallCap || !finite) magnitude += o.softcap;
-    }
-    if (t.alibi_slopes.given()) {
-      const double alibi = slope * static_cast<double>(std::llabs(q_position - k_position));
-      x -= alibi;
-      magnitude += std::fabs(alibi);
-    }
-    if (t.bias.given()) {
-      const double bias = Operand{t.bias.data, p.bias}.at(row.b, row.h, row.i, key);
-      x += bias;
-      if (std::isfinite(bias)) magnitude += std::fabs(bias);
-    }
-    bool visible = is_visible(o, q_position, k_position);
-    if (t.mask.given()) {
-      visible = visible && Operand{t.mask.data, p.mask}.at(row.b, row.h, row.i, key) != 0;
-    }
-    if (t.mask_blocks.given()) visible = visible && block_shows(p, t, row, key);
-    s.visible[j] = visible ? 1 : 0;
-    s.score[j] = visible ? x : -kInfinity;
-    s.magnitude[j] = visible ? magnitude : 0.0;
-  }
-}
 
 /// Softmax of one row: weights, their sum, and the magnitudes that the error bound needs.
 struct RowSoftmax {
@@ -222,7 +32,7 @@ void find_magnitudes(const Problem& p, const RowScores& s, RowSoftmax& x) {
     if (std::isfinite(product)) x.largest_product = std::max(x.largest_product, product);
     const double sum = std::fabs(p.scale) * s.largest_sum[j];
     if (std::isfinite(sum)) x.largest_sum = std::max(x.largest_sum, sum);
-    x.largest_cut = std::max(x.largest_cut, std::fabs(p.scale) * s.cut[j]);
+    if (!s.cut.empty()) x.largest_cut = std::max(x.largest_cut, std::fabs(p.scale) * s.cut[j]);
   }
 }
 
@@ -240,7 +50,7 @@ RowSoftmax softmax(const Problem& p, const Tensors& t, const RowId& row, const R
   x.weight.resize(s.score.size());
   double lost = 0;  // Kahan: thousands of equal small terms round in the same direction
   for (std::size_t j = 0; j < s.score.size(); ++j) {
-    x.weight[j] = std::exp(s.score[j] - x.base);
+    x.weight[j] = s.score[j] == -kInfinity ? 0.0 : std::exp(s.score[j] - x.base);
     const double term = x.weight[j] - lost;
     const double next = x.sum + term;
     lost = (next - x.sum) - term;
@@ -258,57 +68,60 @@ RowSoftmax softmax(const Problem& p, const Tensors& t, const RowId& row, const R
   return x;
 }
 
-/// O = P V and the sums over V of the error bound. Normalises the weights. Returns true if a hidden
-/// key has a non-finite V.
-bool multiply_values(const Head& head, const RowScores& s, std::size_t r, RowSoftmax& x,
+/// The keys that a row sees, and their normalised weights.
+struct SeenKeys {
+  std::vector<std::int32_t> keys;
+  std::vector<double> weight, v_scale_ratio;
+};
+
+SeenKeys normalise(const Head& head, const RowScores& s, RowSoftmax& x) {
+  SeenKeys seen;
+  for (std::size_t j = 0; j < s.score.size(); ++j) {
+    if (s.visible[j] == 0 || s.score[j] == -kInfinity) continue;
+    x.weight[j] *= x.factor;
+    seen.keys.push_back(static_cast<std::int32_t>(j));
+    seen.weight.push_back(x.weight[j]);
+    if (!head.equal_v_scales) seen.v_scale_ratio.push_back(head.v_scale_ratio[j]);
+  }
+  return seen;
+}
+
+/// True if a hidden key has a non-finite V.
+bool hides_non_finite(const Head& head, const RowScores& s) {
+  for (std::size_t j = 0; j < s.score.size(); ++j) {
+    if (head.v_finite[j] == 0 && (s.visible[j] == 0 || s.score[j] == -kInfinity)) return true;
+  }
+  return false;
+}
+
+/// O = P V and, if wanted, the sums over V of the error bound. Normalises the weights.
+void multiply_values(const Head& head, const RowScores& s, std::size_t r, bool bound, RowSoftmax& x,
                      Oracle& result) {
-  const std::size_t n = s.score.size();
+  const SeenKeys seen = normalise(head, s, x);
   const auto v_dim = static_cast<std::size_t>(result.v_dim);
-  double* out = result.out.data() + r * v_dim;
-  double* spread = result.spread.data() + r * v_dim;
-  double* deviation = result.deviation.data() + r * v_dim;
-  double* v_mass = result.v_mass.data() + r * v_dim;
-  double* v_mass_in_steps = result.v_mass_in_steps.data() + r * v_dim;
-  bool poisoned = false;
-  constexpr std::size_t kBlock = 64;  // sums of blocks, then the sum of these: less rounding
-  std::vector<double> block_out(v_dim, 0.0);
-  for (std::size_t j = 0; j < n; ++j) {
-    if (j % kBlock == 0) {
-      for (std::size_t c = 0; c < v_dim; ++c) {
-        out[c] += block_out[c];
-        block_out[c] = 0.0;
-      }
-    }
-    const double* v = head.v.data() + j * v_dim;
-    if (s.visible[j] == 0 || s.score[j] == -kInfinity) {
-      if (!head.v_finite) {
-        poisoned =
-            poisoned || std::any_of(v, v + v_dim, [](double e) { return !std::isfinite(e); });
-      }
+  double out[kPanel], spread[kPanel], mass[kPanel], scaled_mass[kPanel], deviation[kPanel];
+  for (std::size_t panel = 0; panel < head.v.count(); ++panel) {
+    const WeightedRows v{head.v.panel(panel), seen.keys.data(), seen.weight.data(),
+                         seen.keys.size()};
+    const std::size_t first = r * v_dim + panel * kPanel, width = head.v.width(panel);
+    if (!bound) {
+      sums().outputs(v, out);
+      std::copy_n(out, width, &result.out[first]);
       continue;
     }
-    const double w = x.weight[j] * x.factor;
-    x.weight[j] = w;
-    for (std::size_t c = 0; c < v_dim; ++c) {
-      block_out[c] += w * v[c];
-      spread[c] += w * v[c] * w * v[c];
-      v_mass[c] += std::fabs(v[c]);
-      v_mass_in_steps[c] += std::fabs(v[c]) * head.v_scale_ratio[j];
+    const bool scaled = !head.equal_v_scales;
+    sums().values(v,
+                  {out, spread, mass, scaled ? scaled_mass : nullptr, seen.v_scale_ratio.data()});
+    sums().deviations(v, out, deviation);
+    for (std::size_t c = 0; c < width; ++c) {
+      result.out[first + c] = out[c];
+      result.spread[first + c] = std::sqrt(spread[c]);
+      result.v_mass[first + c] = mass[c] * x.factor;
+      result.v_mass_in_steps[first + c] = (scaled ? scaled_mass : mass)[c] * x.factor;
+      // The sink is a key with V = 0.
+      result.deviation[first + c] = deviation[c] + x.sink_weight * x.factor * std::fabs(out[c]);
     }
   }
-  for (std::size_t c = 0; c < v_dim; ++c) out[c] += block_out[c];
-  for (std::size_t j = 0; j < n; ++j) {
-    if (s.visible[j] == 0 || s.score[j] == -kInfinity) continue;
-    const double* v = head.v.data() + j * v_dim;
-    for (std::size_t c = 0; c < v_dim; ++c) deviation[c] += x.weight[j] * std::fabs(v[c] - out[c]);
-  }
-  for (std::size_t c = 0; c < v_dim; ++c) {
-    spread[c] = std::sqrt(spread[c]);
-    v_mass[c] *= x.factor;
-    v_mass_in_steps[c] *= x.factor;
-    deviation[c] += x.sink_weight * x.factor * std::fabs(out[c]);  // the sink is a key with V = 0
-  }
-  return poisoned;
 }
 
 /// The most keys whose scores are equal in f32, without one of them. A score 40 below the maximum
@@ -327,12 +140,12 @@ std::int32_t count_equal_keys(const RowScores& s, double max) {
   return static_cast<std::int32_t>(most);
 }
 
-void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& head, RowScores& s,
-                 Oracle& result) {
+void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& head,
+                 const OracleParts& parts, RowScores& s, Oracle& result) {
   const RowId& row = result.rows[r];
   compute_scores(p, t, row, head, s);
   RowSoftmax x = softmax(p, t, row, s);
-  const bool poisoned = multiply_values(head, s, r, x, result);
+  multiply_values(head, s, r, parts.bound, x, result);
   result.lse[r] = x.sum == 0 ? -kInfinity : x.base + std::log(x.sum);
   result.max[r] = x.max;
   result.sum[r] = x.max == -kInfinity ? 0.0 : x.keys_sum * std::exp(x.base - x.max);
@@ -341,8 +154,8 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   result.largest_sum[r] = x.largest_sum;
   result.largest_cut[r] = x.largest_cut;
   result.kv_len[r] = static_cast<std::int32_t>(s.score.size());
-  result.equal_keys[r] = count_equal_keys(s, x.max);
-  result.may_be_poisoned[r] = poisoned ? 1 : 0;
+  if (parts.bound) result.equal_keys[r] = count_equal_keys(s, x.max);
+  result.may_be_poisoned[r] = hides_non_finite(head, s) ? 1 : 0;
   if (!result.scores.empty()) {
     for (std::size_t j = 0; j < s.score.size(); ++j) {
       if (s.score[j] == -kInfinity) x.weight[j] = 0.0;
@@ -370,41 +183,6 @@ bool block_shows(const Problem& p, const Tensors& t, const RowId& row, std::int6
   return (word >> (bit % 32) & 1u) != 0;
 }
 
-double element(const void* data, DType dtype, std::int64_t index) {
-  switch (dtype) {
-    case DType::f64: return static_cast<const double*>(data)[index];
-    case DType::f32: return static_cast<const float*>(data)[index];
-    case DType::f16: return small_float(static_cast<const std::uint16_t*>(data)[index], 5, 10);
-    case DType::bf16: return small_float(static_cast<const std::uint16_t*>(data)[index], 8, 7);
-    case DType::i32: return static_cast<const std::int32_t*>(data)[index];
-    case DType::boolean: return static_cast<const std::uint8_t*>(data)[index] != 0 ? 1.0 : 0.0;
-    case DType::e4m3: return e4m3(static_cast<const std::uint8_t*>(data)[index]);
-    case DType::e5m2: return small_float(static_cast<const std::uint8_t*>(data)[index], 5, 2);
-    case DType::int8: return static_cast<const std::int8_t*>(data)[index];
-    case DType::u8:
-      return (static_cast<double>(static_cast<const std::uint8_t*>(data)[index]) - 128.0) * 448.0 /
-             127.0;
-    case DType::none: break;
-  }
-  return 0.0;
-}
-
-Lengths lengths_of(const Problem& p, const Tensors& t, std::int64_t b) {
-  Lengths l{p.q_len, p.kv_len, 0, 0, 0, 0};
-  if (t.cu_seqlens_q.given()) {
-    l.q_row = int_at(t.cu_seqlens_q, b);
-    l.q_len = int_at(t.cu_seqlens_q, b + 1) - l.q_row;
-  }
-  if (t.cu_seqlens_k.given()) {
-    l.k_row = int_at(t.cu_seqlens_k, b);
-    l.kv_len = int_at(t.cu_seqlens_k, b + 1) - l.k_row;
-  }
-  if (t.seqused_k.given()) l.kv_len = int_at(t.seqused_k, b);
-  l.q_start = t.q_start.given() ? int_at(t.q_start, b) : l.kv_len - l.q_len;
-  l.k_start = t.k_start.given() ? int_at(t.k_start, b) : 0;
-  return l;
-}
-
 std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors) {
   std::vector<RowId> rows;
   for (std::int32_t b = 0; b < problem.batch; ++b) {
@@ -418,15 +196,20 @@ std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors) {
 
 Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
                bool keep_stages, int threads) {
+  return compute(problem, tensors, std::move(rows), {.stages = keep_stages}, threads);
+}
+
+Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
+               const OracleParts& parts, int threads) {
   Oracle result;
   result.rows = std::move(rows);
   result.head_dim = problem.head_dim;
   result.v_dim = problem.v_dim;
   const std::size_t count = result.rows.size();
   const std::size_t elements = count * static_cast<std::size_t>(problem.v_dim);
-  for (auto* array :
-       {&result.out, &result.spread, &result.deviation, &result.v_mass, &result.v_mass_in_steps}) {
-    array->assign(elements, 0.0);
+  result.out.assign(elements, 0.0);
+  for (auto* array : {&result.spread, &result.deviation, &result.v_mass, &result.v_mass_in_steps}) {
+    array->assign(parts.bound ? elements : 0, 0.0);
   }
   for (auto* array : {&result.lse, &result.max, &result.sum, &result.magnitude,
                       &result.largest_product, &result.largest_sum, &result.largest_cut}) {
@@ -435,7 +218,7 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
   result.kv_len.assign(count, 0);
   result.equal_keys.assign(count, 0);
   result.may_be_poisoned.assign(count, 0);
-  if (keep_stages) {
+  if (parts.stages) {
     result.scores.resize(count);
     result.probabilities.resize(count);
   }
@@ -447,8 +230,8 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
     const std::int64_t group = problem.q_heads / std::max<std::int64_t>(problem.kv_heads, 1);
     for (std::size_t r = begin; r < end; ++r) {
       const RowId& row = result.rows[r];
-      load_head(problem, tensors, row.b, row.h / group, head);
-      compute_row(problem, tensors, r, head, scores, result);
+      load_head(problem, tensors, row.b, row.h / group, parts, head);
+      compute_row(problem, tensors, r, head, parts, scores, result);
     }
   };
   if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

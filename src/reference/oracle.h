@@ -59,7 +59,16 @@ struct Oracle {
 /// All rows of the problem in order of batch, head, query. Reads the lengths from the tensors.
 std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors);
 
+/// What compute() finds beside out, lse, max, sum and magnitude. The rest stays 0 or empty.
+struct OracleParts {
+  bool bound = true;     ///< the other terms of the error bound of out
+  bool cut_sums = true;  ///< largest_cut
+  bool stages = false;   ///< scores and probabilities
+};
+
 /// Computes the given rows on `threads` threads (0: as many as the machine has).
+Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
+               const OracleParts& parts, int threads = 0);
 Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
                bool keep_stages = false, int threads = 0);
 

@@ -44,13 +44,16 @@ struct GradientOracle {
   std::vector<std::vector<double>> ds;  ///< gradients of the final scores
 };
 
+/// What the gradients need of the oracle of the forward pass.
+inline constexpr OracleParts kPartsForGradients{.bound = false, .stages = true};
+
 /// Computes all gradients that exist, whether or not the call wants them. P is that of the inputs
 /// in f64, delta uses `tensors.out` as stored. `gradients` needs dout (and dlse) only.
 GradientOracle compute_gradients(const Problem& problem, const Tensors& tensors,
                                  const Gradients& gradients, const GradientArithmetic& arithmetic,
                                  bool keep_stages = false);
 
-/// The same with the oracle of the forward pass, which has its stages.
+/// The same with the oracle of the forward pass, which has kPartsForGradients at least.
 GradientOracle compute_gradients(const Problem& problem, const Tensors& tensors,
                                  const Gradients& gradients, const GradientArithmetic& arithmetic,
                                  const Oracle& forward, bool keep_stages = false);

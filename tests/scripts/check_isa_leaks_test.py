@@ -55,6 +55,16 @@ class CheckIsaLeaks(unittest.TestCase):
         self.assertIn("escape", said)
         self.assertNotIn("kGenericKernels", said)
 
+    @unittest.skipUnless(platform.machine() == "x86_64", "the oracle has one instruction set elsewhere")
+    def test_loops_of_the_oracle(self):
+        loops = TABLE.replace("kGenericKernels", "kAvx2Sums").replace(
+            "namespace {", "namespace { " + LOOP).replace("return a + b", "scale(&a); return a + b")
+        for text, leaks in ((loops, False), (loops + INLINE, True)):
+            self.compile("flashcore_reference_avx2", text, ["-mavx2"])
+            code, said = self.check()
+            self.assertEqual(code, 1 if leaks else 0, said)
+            self.assertEqual("leaked" in said, leaks)
+
     def test_wide_instructions_outside_the_kernels(self):
         self.compile("flashcore_objects", LOOP, WIDE_FLAG[platform.machine()])
         code, said = self.check()

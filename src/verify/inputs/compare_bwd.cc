@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 
+#include "reference/elements.h"
 #include "verify/inputs/case_memory.h"
 
 namespace flashcore::verify {
@@ -39,7 +40,7 @@ class GradientComparer {
     double ratio2 = 0;  // of errors to their bounds
     std::int64_t elements = 0;
   };
-  void judge(ElementError e, bool excused, DType dtype, Sums& sums);
+  void judge(const ElementError& e, bool excused, DType dtype, Sums& sums);
   void note(const ElementError& e, double severity) {
     if (!(severity > worst_severity_)) return;
     worst_severity_ = severity;
@@ -56,33 +57,43 @@ void GradientComparer::add(const char* name, const reference::Gradient& oracle,
   const Arithmetic arithmetic = arithmetic_of(result.dtype, probability);
   // Axes of batch, head and row. A varlen tensor has rows first, dsinks heads only.
   const bool dense = result.rank == 4;
-  std::int64_t shape[4] = {1, 1, 1, 1};
-  for (int i = 0; i < result.rank; ++i) shape[4 - result.rank + i] = result.shape[i];
+  std::int64_t shape[4] = {1, 1, 1, 1}, stride[4] = {};
+  for (int i = 0; i < result.rank; ++i) {
+    shape[4 - result.rank + i] = result.shape[i];
+    stride[4 - result.rank + i] = result.strides[i];
+  }
   std::map<std::pair<int, int>, Sums> heads;
   std::size_t index = 0;
-  for_each_element(result, [&](std::int64_t at) {
-    const auto flat = static_cast<std::int64_t>(index);
-    const std::int64_t column = flat % shape[3], third = flat / shape[3] % shape[2];
-    const std::int64_t second = flat / shape[3] / shape[2] % shape[1];
-    const std::int64_t first = flat / shape[3] / shape[2] / shape[1];
-    const reference::RowId row{static_cast<std::int32_t>(first),
-                               static_cast<std::int32_t>(dense ? second : third),
-                               static_cast<std::int32_t>(dense ? third : second)};
-    const ElementError e{row,
-                         column,
-                         reference::element(result.data, result.dtype, at),
-                         oracle.value[index],
-                         gradient_bound(oracle, index, arithmetic),
-                         name};
-    ++c_.elements;
-    if (still_poisoned(result, at)) {
-      ++c_.unwritten;
-      note(e, 4e300);
-    } else {
-      judge(e, oracle.excused[index] != 0, result.dtype, heads[{row.b, row.h}]);
+  std::vector<double> values(static_cast<std::size_t>(shape[3]));
+  // Compares a row of the tensor, whose first element is at `at`.
+  const auto compare_row = [&](const reference::RowId& row, std::int64_t at) {
+    Sums& sums = heads[{row.b, row.h}];
+    reference::read_elements(result.data, result.dtype, at, stride[3], shape[3], values.data());
+    for (std::int64_t column = 0; column < shape[3]; ++column, ++index) {
+      const ElementError e{row,
+                           column,
+                           values[static_cast<std::size_t>(column)],
+                           oracle.value[index],
+                           gradient_bound(oracle, index, arithmetic),
+                           name};
+      ++c_.elements;
+      if (still_poisoned(result, at + column * stride[3])) {
+        ++c_.unwritten;
+        note(e, 4e300);
+      } else {
+        judge(e, oracle.excused[index] != 0, result.dtype, sums);
+      }
     }
-    ++index;
-  });
+  };
+  for (std::int64_t i = 0; i < shape[0]; ++i) {
+    for (std::int64_t j = 0; j < shape[1]; ++j) {
+      for (std::int64_t k = 0; k < shape[2]; ++k) {
+        compare_row({static_cast<std::int32_t>(i), static_cast<std::int32_t>(dense ? j : k),
+                     static_cast<std::int32_t>(dense ? k : j)},
+                    i * stride[0] + j * stride[1] + k * stride[2]);
+      }
+    }
+  }
   // The mean is that of errors relative to their bounds: the bounds of rows differ by orders of
   // magnitude. The elements of a row share the error of its dS, so it needs several rows. Each
   // element is within its own bound in any case.
@@ -95,7 +106,7 @@ void GradientComparer::add(const char* name, const reference::Gradient& oracle,
   }
 }
 
-void GradientComparer::judge(ElementError e, bool excused, DType dtype, Sums& sums) {
+void GradientComparer::judge(const ElementError& e, bool excused, DType dtype, Sums& sums) {
   // A value near the largest finite one may correctly round to infinity.
   if (std::isinf(e.got) && std::isfinite(e.want) &&
       std::fabs(e.want) + e.bound >= largest_before_infinity(dtype)) {

@@ -47,10 +47,13 @@ double exact_sum(const std::vector<double>& a, const std::vector<double>& b) {
 }
 
 double cut_bound(const std::vector<double>& a, const std::vector<double>& b, DType dtype) {
-  reference::Factors x, y;
-  for (const double one : a) x.add(one, dtype);
-  for (const double one : b) y.add(one, dtype);
-  return kUnit * reference::cut_sums(x, y, 1)[0];
+  const reference::Factors x(a, dtype);
+  reference::FactorPanels y;
+  y.reset(b.size(), 1);
+  for (std::size_t k = 0; k < b.size(); ++k) y.set(k, 0, reference::factor_of(b[k], dtype));
+  double bounds[reference::kPanel];
+  reference::cut_sums(x, y, 0, bounds);
+  return kUnit * bounds[0];
 }
 
 /// The part of the bound that a tensor core cuts.
