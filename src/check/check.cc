@@ -16,7 +16,9 @@ CheckRunner::CheckRunner(const Backend& backend, Device device, const DeviceInfo
 
 CheckRunner::~CheckRunner() {
   if (block_ != nullptr) backend_.release(block_, device_.index);
-  if (workspace_.data != nullptr) backend_.release(workspace_.data, device_.index);
+  for (void* data : {workspace_.data, gradient_workspace_.data}) {
+    if (data != nullptr) backend_.release(data, device_.index);
+  }
 }
 
 void CheckRunner::plan_for(const DeviceInfo& device) {

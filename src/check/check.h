@@ -51,6 +51,7 @@ class CheckRunner {
  private:
   Status run_gradients(const CaseMemory& memory, GradientMemory& gradients, Outcome& outcome,
                        BackwardProblem& problem);
+  Status poison_workspace(std::size_t bytes);
   Status reserve(void*& data, std::size_t& capacity, std::size_t bytes);
 
   const Backend& backend_;
@@ -61,6 +62,8 @@ class CheckRunner {
   void* block_ = nullptr;
   std::size_t block_bytes_ = 0;
   std::size_t workspace_capacity_ = 0;
+  Workspace gradient_workspace_;  ///< without the header that workspace_ has between calls
+  std::size_t gradient_workspace_capacity_ = 0;
 };
 
 /// All rows if they are at most 64 or need at most `work` multiply-adds. Otherwise a random sample

@@ -1,4 +1,5 @@
 // Checks gradients against the oracle.
+#include <algorithm>
 #include <vector>
 
 #include "check/check.h"
@@ -33,6 +34,18 @@ reference::Oracle store_forward(const CaseMemory& memory, std::byte* base, const
 
 }  // namespace
 
+/// Fills the workspace of gradients and some memory behind it with NaN in every float format: no
+/// kernel may read what it has not written.
+Status CheckRunner::poison_workspace(std::size_t bytes) {
+  Workspace& workspace = gradient_workspace_;
+  FLASHCORE_RETURN_IF_ERROR(reserve(workspace.data, gradient_workspace_capacity_, bytes));
+  workspace.bytes = gradient_workspace_capacity_;
+  workspace.device = device_;
+  const std::vector<std::byte> ones(std::min(gradient_workspace_capacity_, bytes + bytes / 4),
+                                    std::byte{0xff});
+  return backend_.upload(workspace.data, ones.data(), ones.size(), device_.index);
+}
+
 /// Plans and runs the gradients twice and checks the second run against the first.
 Status CheckRunner::run_gradients(const CaseMemory& memory, GradientMemory& gradients,
                                   Outcome& outcome, BackwardProblem& problem) {
@@ -62,17 +75,11 @@ Status CheckRunner::run_gradients(const CaseMemory& memory, GradientMemory& grad
       outcome.plan.tile_k = plan->tile_k;
       outcome.plan.num_tiles = 1;
     }
-    FLASHCORE_RETURN_IF_ERROR(reserve(workspace_.data, workspace_capacity_, plan->workspace_bytes));
-    workspace_.bytes = workspace_capacity_;
-    workspace_.device = device_;
-    // NaN in every float format: no kernel may read what it has not written.
-    const std::vector<std::byte> ones(workspace_capacity_, std::byte{0xff});
-    FLASHCORE_RETURN_IF_ERROR(
-        backend_.upload(workspace_.data, ones.data(), ones.size(), device_.index));
+    FLASHCORE_RETURN_IF_ERROR(poison_workspace(plan->workspace_bytes));
     FLASHCORE_RETURN_IF_ERROR(backend_.upload(block_, host.data(), host.size(), device_.index));
     FLASHCORE_RETURN_IF_ERROR(backend_.upload(base + case_bytes, gradients.bytes().data(),
                                               gradients.bytes().size(), device_.index));
-    FLASHCORE_RETURN_IF_ERROR(run_backward(*plan, tensors_, views, workspace_));
+    FLASHCORE_RETURN_IF_ERROR(run_backward(*plan, tensors_, views, gradient_workspace_));
     FLASHCORE_RETURN_IF_ERROR(backend_.download((first ? after : again).data(), base + case_bytes,
                                                 after.size(), device_.index));
   }
@@ -99,12 +106,6 @@ CheckRunner::Outcome CheckRunner::check_backward(const CaseSpec& spec) {
   GradientMemory gradients(memory.spec(), memory.tensors());
   BackwardProblem problem;
   outcome.status = run_gradients(memory, gradients, outcome, problem);
-  // The next check() must initialise the header again.
-  if (workspace_.data != nullptr) {
-    backend_.release(workspace_.data, device_.index);
-    workspace_.data = nullptr;
-    workspace_capacity_ = 0;
-  }
   return outcome;
 }
 

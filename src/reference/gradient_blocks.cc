@@ -7,96 +7,43 @@
 namespace flashcore::reference {
 namespace {
 
-/// Weights of the pairs of a block: [rows][keys]. 0 where a row does not see a key.
-struct BlockWeights {
-  std::vector<std::int32_t> keys;  ///< that a row of the block sees
-  std::vector<double> p, p_error, one, dz, dz_error, dz_mass, coherent, walk;
-};
-
-/// True if everything is finite: then a weight of 0 adds nothing, and no pair needs a look at its
-/// operands.
-bool is_finite(const Keys& keys, const RowBlock& block) {
-  for (std::size_t i = 0; i < block.rows.size(); ++i) {
-    const GradientRow& row = block.rows[i];
-    double largest = 0;
-    for (const double x : row.q) largest = std::max(largest, std::fabs(x));
-    if (!row.q_finite || !row.dout_finite || !std::isfinite(row.score_error) ||
-        !std::isfinite(row.delta_error * largest)) {
-      return false;
-    }
-    for (std::size_t j = 0; j < block.pairs[i].size(); ++j) {
-      const Pair& pair = block.pairs[i][j];
-      if (pair.p == 0) continue;
-      if (keys.k_finite[j] == 0 || !std::isfinite(pair.dz()) || !std::isfinite(pair.dz_error)) {
-        return false;
-      }
+/// The keys that a row of the block sees.
+std::vector<std::int32_t> keys_of(const RowBlock& block) {
+  std::vector<std::int32_t> keys;
+  for (std::size_t j = 0; j < block.pairs[0].p.size(); ++j) {
+    for (std::size_t i = 0; i < block.rows.size(); ++i) {
+      if (block.pairs[i].p[j] == 0) continue;
+      keys.push_back(static_cast<std::int32_t>(j));
+      break;
     }
   }
-  return true;
+  return keys;
 }
 
-BlockWeights weights_of(const RowBlock& block) {
-  BlockWeights weights;
-  const std::size_t rows = block.rows.size();
-  for (std::size_t j = 0; j < block.pairs[0].size(); ++j) {
-    const auto sees = [&](const std::vector<Pair>& pairs) { return pairs[j].p != 0; };
-    if (std::any_of(block.pairs.begin(), block.pairs.end(), sees)) {
-      weights.keys.push_back(static_cast<std::int32_t>(j));
-    }
-  }
-  const std::size_t count = weights.keys.size();
-  for (auto* all : {&weights.p, &weights.p_error, &weights.one, &weights.dz, &weights.dz_error,
-                    &weights.dz_mass, &weights.coherent, &weights.walk}) {
-    all->assign(rows * count, 0.0);
-  }
-  for (std::size_t i = 0; i < rows; ++i) {
-    const GradientRow& row = block.rows[i];
-    for (std::size_t n = 0; n < count; ++n) {
-      const Pair& pair = block.pairs[i][static_cast<std::size_t>(weights.keys[n])];
-      if (pair.p == 0) continue;
-      const std::size_t at = i * count + n;
-      weights.p[at] = pair.p;
-      weights.p_error[at] = pair.p * (row.score_error + row.p_error);
-      weights.one[at] = 1;
-      weights.dz[at] = pair.dz();
-      weights.dz_error[at] = pair.dz_error;
-      weights.dz_mass[at] = pair.dz() == 0 ? 0.0 : 1 + std::fabs(pair.w);
-      weights.coherent[at] = pair.p * pair.slope;
-      weights.walk[at] = row.delta_error * pair.p * pair.slope;
-    }
-  }
-  return weights;
+void copy(const GradientSlice& from, std::size_t count, const GradientSlice& to) {
+  std::copy_n(from.value, count, to.value);
+  std::copy_n(from.noise, count, to.noise);
+  std::copy_n(from.error, count, to.error);
+  std::copy_n(from.mass, count, to.mass);
+  if (from.extra != nullptr && to.extra != nullptr) std::copy_n(from.extra, count, to.extra);
 }
 
-/// Some columns of a gradient and of sums beside it.
-class Columns {
- public:
-  Columns(Gradient& g, std::size_t at, std::size_t count, double* extra = nullptr)
-      : g_(g), extra_(extra), at_(at), count_(count) {}
+/// Calls use(GradientSlice) for `count` columns of a gradient and of the sums `extra` (may be
+/// null). Fewer than a panel are copied to one.
+template <typename Use>
+void on_columns(Gradient& g, std::size_t at, std::size_t count, double* extra, Use use) {
+  const GradientSlice columns{&g.value[at], &g.noise[at], &g.error[at], &g.mass[at], extra};
+  if (count == kPanel) return use(columns);
+  double panel[5][kPanel] = {};
+  const GradientSlice copied{panel[0], panel[1], panel[2], panel[3], panel[4]};
+  copy(columns, count, copied);
+  use(copied);
+  copy(copied, count, columns);
+}
 
-  GradientSlice load() const {
-    GradientSlice slice{};
-    std::copy_n(&g_.value[at_], count_, slice.value);
-    std::copy_n(&g_.noise[at_], count_, slice.noise);
-    std::copy_n(&g_.error[at_], count_, slice.error);
-    std::copy_n(&g_.mass[at_], count_, slice.mass);
-    if (extra_ != nullptr) std::copy_n(extra_, count_, slice.extra);
-    return slice;
-  }
-  void store(const GradientSlice& slice, double terms) {
-    std::copy_n(slice.value, count_, &g_.value[at_]);
-    std::copy_n(slice.noise, count_, &g_.noise[at_]);
-    std::copy_n(slice.error, count_, &g_.error[at_]);
-    std::copy_n(slice.mass, count_, &g_.mass[at_]);
-    if (extra_ != nullptr) std::copy_n(slice.extra, count_, extra_);
-    for (std::size_t i = 0; i < count_; ++i) g_.terms[at_ + i] += terms;
-  }
-
- private:
-  Gradient& g_;
-  double* extra_;
-  std::size_t at_, count_;
-};
+void add_terms(double count, std::size_t at, std::size_t width, Gradient& g) {
+  for (std::size_t i = 0; i < width; ++i) g.terms[at + i] += count;
+}
 
 /// An error of delta is the same for all pairs of a row.
 void add_coherent(const GradientRow& row, const double* coherent, std::size_t count,
@@ -108,75 +55,94 @@ void add_coherent(const GradientRow& row, const double* coherent, std::size_t co
   }
 }
 
-void add_queries(const Keys& keys, const RowBlock& block, const BlockWeights& weights,
+void add_queries(const Keys& keys, const RowBlock& block, const std::vector<std::int32_t>& seen,
                  GradientTargets& targets) {
-  const std::size_t count = weights.keys.size();
   for (std::size_t i = 0; i < block.rows.size(); ++i) {
-    const std::size_t begin = i * count;
-    const double* one = weights.one.data() + begin;
-    const double terms = std::accumulate(one, one + count, 0.0);
-    const GradientWeights row_weights{weights.dz.data() + begin, weights.dz_error.data() + begin,
-                                      weights.dz_mass.data() + begin,
-                                      weights.coherent.data() + begin, 1};
+    const RowPairs& pairs = block.pairs[i];
+    const double terms = std::accumulate(pairs.one.begin(), pairs.one.end(), 0.0);
+    const GradientWeights weights{pairs.dz.data(), pairs.dz_error.data(), pairs.dz_mass.data(),
+                                  pairs.coherent.data()};
     for (std::size_t panel = 0; panel < keys.k.count(); ++panel) {
       const std::size_t width = keys.k.width(panel);
       const std::size_t at = targets.q_at(keys, block.rows[i]) + panel * kPanel;
-      Columns columns(targets.result.dq, at, width);
-      GradientSlice slice = columns.load();
-      sums().gradient_q(keys.k.panel(panel), weights.keys.data(), count, row_weights, slice);
-      columns.store(slice, terms);
-      add_coherent(block.rows[i], slice.extra, width, &targets.result.dq.error[at]);
+      double coherent[kPanel] = {};
+      on_columns(targets.result.dq, at, width, coherent, [&](const GradientSlice& slice) {
+        sums().gradient_q(keys.k.panel(panel), seen.data(), seen.size(), weights, slice);
+      });
+      add_terms(terms, at, width, targets.result.dq);
+      add_coherent(block.rows[i], coherent, width, &targets.result.dq.error[at]);
     }
   }
 }
 
+/// What the rows of a block see of one key.
+struct KeyColumn {
+  std::array<std::int32_t, RowBlock::kRows> rows;
+  std::size_t count = 0;
+  std::array<double, RowBlock::kRows> p, p_error, one, dz, dz_error, dz_mass, walk;
+};
+
+KeyColumn column_of(const RowBlock& block, std::size_t j) {
+  KeyColumn column;
+  for (std::size_t i = 0; i < block.rows.size(); ++i) {
+    const RowPairs& pairs = block.pairs[i];
+    if (pairs.p[j] == 0) continue;
+    column.rows[column.count++] = static_cast<std::int32_t>(i);
+    column.p[i] = pairs.p[j];
+    column.p_error[i] = pairs.p_error[j];
+    column.one[i] = 1;
+    column.dz[i] = pairs.dz[j];
+    column.dz_error[i] = pairs.dz_error[j];
+    column.dz_mass[i] = pairs.dz_mass[j];
+    column.walk[i] = pairs.walk[j];
+  }
+  return column;
+}
+
 /// The gradients of k and v.
-void add_keys(const Keys& keys, const RowBlock& block, const BlockWeights& weights,
+void add_keys(const Keys& keys, const RowBlock& block, const std::vector<std::int32_t>& seen,
               GradientTargets& targets) {
-  const std::size_t rows = block.rows.size(), count = weights.keys.size();
   Panels<double> q, dout;
-  q.reset(rows, block.rows[0].q.size());
-  dout.reset(rows, block.rows[0].dout.size());
-  std::int32_t all_rows[RowBlock::kRows];
-  for (std::size_t i = 0; i < rows; ++i) {
+  q.reset(block.rows.size(), block.rows[0].q.size());
+  dout.reset(block.rows.size(), block.rows[0].dout.size());
+  for (std::size_t i = 0; i < block.rows.size(); ++i) {
     q.set_row(i, block.rows[i].q.data());
     dout.set_row(i, block.rows[i].dout.data());
-    all_rows[i] = static_cast<std::int32_t>(i);
   }
-  for (std::size_t n = 0; n < count; ++n) {
-    const std::int64_t j = weights.keys[n];
-    double terms = 0;
-    for (std::size_t i = 0; i < rows; ++i) terms += weights.one[i * count + n];
+  for (const std::int32_t j : seen) {
+    const KeyColumn see = column_of(block, static_cast<std::size_t>(j));
+    const auto terms = static_cast<double>(see.count);
+    const GradientWeights k_weights{see.dz.data(), see.dz_error.data(), see.dz_mass.data(),
+                                    see.walk.data()};
+    const GradientWeights v_weights{see.p.data(), see.p_error.data(), see.one.data(), nullptr};
     for (std::size_t panel = 0; panel < q.count(); ++panel) {
-      const std::size_t at = targets.k_at(keys, j) + panel * kPanel;
-      Columns columns(targets.result.dk, at, q.width(panel), &targets.dk_walk[at]);
-      GradientSlice slice = columns.load();
-      sums().gradient_k(
-          q.panel(panel), all_rows, rows,
-          {&weights.dz[n], &weights.dz_error[n], &weights.dz_mass[n], &weights.walk[n], count},
-          slice);
-      columns.store(slice, terms);
+      const std::size_t at = targets.k_at(keys, j) + panel * kPanel, width = q.width(panel);
+      on_columns(targets.result.dk, at, width, &targets.dk_walk[at],
+                 [&](const GradientSlice& slice) {
+                   sums().gradient_k(q.panel(panel), see.rows.data(), see.count, k_weights, slice);
+                 });
+      add_terms(terms, at, width, targets.result.dk);
     }
     for (std::size_t panel = 0; panel < dout.count(); ++panel) {
-      const std::size_t at = targets.v_at(keys, j) + panel * kPanel;
-      Columns columns(targets.result.dv, at, dout.width(panel));
-      GradientSlice slice = columns.load();
-      sums().gradient_v(dout.panel(panel), all_rows, rows,
-                        {&weights.p[n], &weights.p_error[n], &weights.one[n], nullptr, count},
-                        slice);
-      columns.store(slice, terms);
+      const std::size_t at = targets.v_at(keys, j) + panel * kPanel, width = dout.width(panel);
+      on_columns(targets.result.dv, at, width, nullptr, [&](const GradientSlice& slice) {
+        sums().gradient_v(dout.panel(panel), see.rows.data(), see.count, v_weights, slice);
+      });
+      add_terms(terms, at, width, targets.result.dv);
     }
   }
 }
 
 /// Adds one pair, whose operands may not be finite.
-void add_pair(const Keys& keys, const GradientRow& row, std::int64_t j, const Pair& pair,
+void add_pair(const Keys& keys, const GradientRow& row, const RowPairs& pairs, std::size_t j,
               std::vector<double>& coherent, GradientTargets& targets) {
   GradientOracle& result = targets.result;
-  const std::size_t q_at = targets.q_at(keys, row), k_at = targets.k_at(keys, j);
-  const std::size_t v_at = targets.v_at(keys, j);
-  const bool excused = pair.p < kMayUnderflow && (!std::isfinite(pair.w) || !row.dout_finite);
-  const double dz = pair.dz();
+  const auto key = static_cast<std::int64_t>(j);
+  const std::size_t q_at = targets.q_at(keys, row), k_at = targets.k_at(keys, key);
+  const std::size_t v_at = targets.v_at(keys, key);
+  const bool excused =
+      pairs.p[j] < kMayUnderflow && (!std::isfinite(pairs.w[j]) || !row.dout_finite);
+  const double dz = pairs.dz[j], dz_error = pairs.dz_error[j];
   const auto add = [&](Gradient& g, std::size_t at, double weight, double error, double flushed,
                        double operand) {
     if (excused) g.excused[at] = 1;
@@ -192,14 +158,14 @@ void add_pair(const Keys& keys, const GradientRow& row, std::int64_t j, const Pa
     g.mass[at] += flushed * std::fabs(operand);
   };
   for (std::size_t c = 0; c < row.dout.size(); ++c) {
-    add(result.dv, v_at + c, pair.p, pair.p * (row.score_error + row.p_error), 1.0, row.dout[c]);
+    add(result.dv, v_at + c, pairs.p[j], pairs.p_error[j], 1.0, row.dout[c]);
   }
   for (std::size_t d = 0; d < row.q.size(); ++d) {
-    const double k = keys.k.at(static_cast<std::size_t>(j), d);
-    add(result.dq, q_at + d, dz, pair.dz_error, 1 + std::fabs(pair.w), k);
-    add(result.dk, k_at + d, dz, pair.dz_error, 1 + std::fabs(pair.w), row.q[d]);
-    coherent[d] += pair.p * pair.slope * k;
-    const double walk = row.delta_error * pair.p * pair.slope * row.q[d];
+    const double k = keys.k.at(j, d);
+    add(result.dq, q_at + d, dz, dz_error, pairs.dz_mass[j], k);
+    add(result.dk, k_at + d, dz, dz_error, pairs.dz_mass[j], row.q[d]);
+    coherent[d] += pairs.coherent[j] * k;
+    const double walk = pairs.walk[j] * row.q[d];
     // A slope of 0 may meet infinity.
     if (std::isfinite(walk)) targets.dk_walk[k_at + d] += walk * walk;
   }
@@ -208,19 +174,18 @@ void add_pair(const Keys& keys, const GradientRow& row, std::int64_t j, const Pa
 }  // namespace
 
 void add_block(const Keys& keys, const RowBlock& block, GradientTargets& targets) {
-  if (is_finite(keys, block)) {
-    const BlockWeights weights = weights_of(block);
-    add_queries(keys, block, weights, targets);
-    add_keys(keys, block, weights, targets);
+  const auto end = block.pairs.begin() + static_cast<std::ptrdiff_t>(block.rows.size());
+  if (std::all_of(block.pairs.begin(), end, [](const RowPairs& pairs) { return pairs.finite; })) {
+    const std::vector<std::int32_t> seen = keys_of(block);
+    add_queries(keys, block, seen, targets);
+    add_keys(keys, block, seen, targets);
     return;
   }
   for (std::size_t i = 0; i < block.rows.size(); ++i) {
     const GradientRow& row = block.rows[i];
     std::vector<double> coherent(row.q.size(), 0.0);
-    for (std::size_t j = 0; j < block.pairs[i].size(); ++j) {
-      const Pair& pair = block.pairs[i][j];
-      if (pair.p == 0) continue;
-      add_pair(keys, row, static_cast<std::int64_t>(j), pair, coherent, targets);
+    for (std::size_t j = 0; j < block.pairs[i].p.size(); ++j) {
+      if (block.pairs[i].p[j] != 0) add_pair(keys, row, block.pairs[i], j, coherent, targets);
     }
     add_coherent(row, coherent.data(), coherent.size(),
                  &targets.result.dq.error[targets.q_at(keys, row)]);

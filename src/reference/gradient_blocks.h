@@ -1,6 +1,7 @@
 // Adds what blocks of rows contribute to the gradients of q, k and v.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,7 +16,7 @@ namespace flashcore::reference {
 struct RowBlock {
   static constexpr std::size_t kRows = 8;
   std::vector<GradientRow> rows;
-  std::vector<std::vector<Pair>> pairs;  ///< [rows][kv_len]
+  std::array<RowPairs, kRows> pairs;  ///< of each row; kept, so that the memory is used again
 };
 
 /// The position of an element in the logical order of a dense or varlen tensor.

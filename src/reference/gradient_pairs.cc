@@ -31,6 +31,52 @@ struct PanelSums {
   double sum[kPanel], magnitude[kPanel];
 };
 
+/// Finds P, w, slope and errors of the pairs of a row. Returns Σ P |dP|.
+double multiply_keys(const Problem& p, const GradientArithmetic& a, const Keys& keys,
+                     const std::vector<double>& probabilities, DType dout, const GradientRow& row,
+                     RowPairs& pairs) {
+  const std::size_t n = probabilities.size(), v_dim = row.dout.size();
+  const double u = a.sum_unit, walk = std::sqrt(static_cast<double>(v_dim));
+  const double cap = p.options.softcap;
+  const Factors factors = a.truncates_sums ? Factors(row.dout, dout) : Factors();
+  PanelSums dp, z;
+  double cut[kPanel] = {};
+  double dp_mass = 0;
+  for (std::size_t first = 0; first < n; first += kPanel) {
+    const std::size_t panel = first / kPanel, last = std::min(first + kPanel, n);
+    const double* begin = probabilities.data();
+    if (std::all_of(begin + first, begin + last, [](double x) { return x == 0; })) continue;
+    sums().products(row.dout.data(), keys.v_transposed.panel(panel), v_dim, dp.sum, dp.magnitude);
+    if (a.truncates_sums) cut_sums(factors, keys.v_factors, panel, cut);
+    if (cap > 0) {
+      sums().products(row.q.data(), keys.k_transposed.panel(panel), row.q.size(), z.sum,
+                      z.magnitude);
+    }
+    for (std::size_t j = first; j < last; ++j) {
+      if (probabilities[j] == 0) continue;
+      const std::size_t lane = j - first;
+      const double w = dp.sum[lane] - row.delta;
+      pairs.p[j] = probabilities[j];
+      pairs.w[j] = w;
+      pairs.dp_error[j] =
+          u * (2 * dp.magnitude[lane] + std::max(walk * dp.magnitude[lane], cut[lane])) +
+          a.dp_unit * std::fabs(dp.sum[lane]);
+      double score_error = row.score_error;
+      pairs.slope[j] = 1;
+      if (cap > 0) {
+        const double tanh = std::tanh(p.scale * z.sum[lane] / cap);
+        pairs.slope[j] = 1 - tanh * tanh;
+        score_error *= 1 + 2 * std::fabs(tanh) / cap;
+      }
+      pairs.weight_error[j] =
+          probabilities[j] *
+          ((score_error + row.p_error + 4 * u) * std::fabs(w) + pairs.dp_error[j]);
+      dp_mass += probabilities[j] * std::fabs(w + row.delta);
+    }
+  }
+  return dp_mass;
+}
+
 }  // namespace
 
 void load_keys(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t head,
@@ -66,7 +112,6 @@ GradientRow read_row(const Problem& p, const Tensors& t, const Gradients& g,
                      const GradientArithmetic& arithmetic, const Keys& keys, const Oracle& forward,
                      std::size_t r) {
   GradientRow row;
-  row.index = r;
   row.id = forward.rows[r];
   const auto& [b, h, i] = row.id;
   const std::int64_t q_row = keys.lengths.q_row + i;
@@ -110,68 +155,44 @@ GradientRow read_row(const Problem& p, const Tensors& t, const Gradients& g,
   return row;
 }
 
-void find_pairs(const Problem& p, const GradientArithmetic& a, const Keys& keys,
-                const std::vector<double>& probabilities, DType dout, GradientRow& row,
-                std::vector<Pair>& pairs) {
-  const std::size_t n = probabilities.size(), v_dim = row.dout.size();
-  pairs.assign(n, {});
-  const double u = a.sum_unit, walk = std::sqrt(static_cast<double>(v_dim));
-  const double cap = p.options.softcap;
-  const Factors factors = a.truncates_sums ? Factors(row.dout, dout) : Factors();
-  PanelSums dp, z;
-  double cut[kPanel] = {};
-  double dp_mass = 0;  // Σ P |dP|
-  for (std::size_t first = 0; first < n; first += kPanel) {
-    const std::size_t panel = first / kPanel, last = std::min(first + kPanel, n);
-    const auto begin = probabilities.begin();
-    if (std::all_of(begin + static_cast<std::ptrdiff_t>(first),
-                    begin + static_cast<std::ptrdiff_t>(last), [](double x) { return x == 0; })) {
-      continue;
-    }
-    sums().products(row.dout.data(), keys.v_transposed.panel(panel), v_dim, dp.sum, dp.magnitude);
-    if (a.truncates_sums) cut_sums(factors, keys.v_factors, panel, cut);
-    if (cap > 0) {
-      sums().products(row.q.data(), keys.k_transposed.panel(panel), row.q.size(), z.sum,
-                      z.magnitude);
-    }
-    for (std::size_t j = first; j < last; ++j) {
-      if (probabilities[j] == 0) continue;
-      const std::size_t lane = j - first;
-      Pair& pair = pairs[j];
-      pair.p = probabilities[j];
-      pair.w = dp.sum[lane] - row.delta;
-      pair.dp_error =
-          u * (2 * dp.magnitude[lane] + std::max(walk * dp.magnitude[lane], cut[lane])) +
-          a.dp_unit * std::fabs(dp.sum[lane]);
-      double score_error = row.score_error;
-      if (cap > 0) {
-        const double tanh = std::tanh(p.scale * z.sum[lane] / cap);
-        pair.slope = 1 - tanh * tanh;
-        score_error *= 1 + 2 * std::fabs(tanh) / cap;
-      }
-      pair.weight_error =
-          pair.p * ((score_error + row.p_error + 4 * u) * std::fabs(pair.w) + pair.dp_error);
-      dp_mass += pair.p * std::fabs(pair.w + row.delta);
-    }
-  }
-  if (a.dp_unit > 0) row.delta_error += a.dp_unit * (2 * dp_mass + std::fabs(row.delta));
-  for (Pair& pair : pairs) {
-    if (pair.p == 0) continue;
-    // The rounded slope multiplies the computed w. Neither is 0 where the exact one is.
-    const double w = std::fabs(pair.w) + pair.dp_error + row.delta_error;
-    pair.dz_error = pair.weight_error * pair.slope + (cap > 0 ? 18 * u : 0.0) * pair.p * w;
+void RowPairs::reset(std::size_t keys) {
+  for (auto* all : {&p, &w, &slope, &dp_error, &weight_error, &p_error, &one, &dz, &dz_error,
+                    &dz_mass, &coherent, &walk}) {
+    all->assign(keys, 0.0);
   }
 }
 
-bool are_alike(const std::vector<Pair>& pairs) {
-  double least = std::numeric_limits<double>::infinity(), most = 0;
-  for (const Pair& pair : pairs) {
-    if (pair.p == 0) continue;
-    const double size = std::fabs(pair.dz());
-    least = std::min(least, size);
-    most = std::max(most, size);
+void find_pairs(const Problem& p, const GradientArithmetic& a, const Keys& keys,
+                const std::vector<double>& probabilities, DType dout, GradientRow& row,
+                RowPairs& pairs) {
+  pairs.reset(probabilities.size());
+  const double dp_mass = multiply_keys(p, a, keys, probabilities, dout, row, pairs);
+  if (a.dp_unit > 0) row.delta_error += a.dp_unit * (2 * dp_mass + std::fabs(row.delta));
+  double largest_q = 0;
+  for (const double x : row.q) largest_q = std::max(largest_q, std::fabs(x));
+  pairs.finite = row.q_finite && row.dout_finite && std::isfinite(row.score_error) &&
+                 std::isfinite(row.delta_error * largest_q);
+  const double cap_error = p.options.softcap > 0 ? 18 * a.sum_unit : 0.0;
+  double least = std::numeric_limits<double>::infinity(), most = 0;  // of |dZ|
+  for (std::size_t j = 0; j < probabilities.size(); ++j) {
+    const double weight = pairs.p[j], slope = pairs.slope[j], w = std::fabs(pairs.w[j]);
+    if (weight == 0) continue;
+    const double dz = weight * pairs.w[j] * slope;
+    pairs.p_error[j] = weight * (row.score_error + row.p_error);
+    pairs.one[j] = 1;
+    pairs.dz[j] = dz;
+    // The rounded slope multiplies the computed w. Neither is 0 where the exact one is.
+    pairs.dz_error[j] = pairs.weight_error[j] * slope +
+                        cap_error * weight * (w + pairs.dp_error[j] + row.delta_error);
+    pairs.dz_mass[j] = dz == 0 ? 0.0 : 1 + w;
+    pairs.coherent[j] = weight * slope;
+    pairs.walk[j] = row.delta_error * weight * slope;
+    least = std::min(least, std::fabs(dz));
+    most = std::max(most, std::fabs(dz));
+    pairs.finite = pairs.finite && keys.k_finite[j] != 0 && std::isfinite(dz) &&
+                   std::isfinite(pairs.dz_error[j]);
   }
-  return most - least <= most / 16;
+  pairs.alike = most - least <= most / 16;
 }
 
 }  // namespace flashcore::reference

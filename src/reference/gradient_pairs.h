@@ -29,7 +29,6 @@ void load_keys(const Problem& problem, const Tensors& tensors, std::int64_t b, s
 
 /// One query row: its operands, delta and the errors that all of its pairs share.
 struct GradientRow {
-  std::size_t index = 0;  ///< in the oracle of the forward pass
   RowId id{};
   std::vector<double> q, dout;
   bool q_finite = true, dout_finite = true;
@@ -43,25 +42,29 @@ GradientRow read_row(const Problem& problem, const Tensors& tensors, const Gradi
                      const GradientArithmetic& arithmetic, const Keys& keys, const Oracle& forward,
                      std::size_t r);
 
-/// One pair of a row and a key. A weight of 0 contributes nothing, even if its operands are not
-/// finite.
-struct Pair {
-  double p = 0;      ///< probability; 0: hidden
-  double w = 0;      ///< dP - delta
-  double slope = 1;  ///< 1 - tanh², of the softcap
-  double dp_error = 0;
-  double weight_error = 0;  ///< of dS before the softcap's derivative
-  double dz_error = 0;      ///< of dZ
-  double ds() const { return p == 0 ? 0.0 : p * w; }
-  double dz() const { return p == 0 ? 0.0 : p * w * slope; }
+/// The pairs of one row with the keys of its sequence, by key. 0 where P is 0: such a pair
+/// contributes nothing, even if its operands are not finite.
+struct RowPairs {
+  std::vector<double> p;  ///< probability
+  std::vector<double> w;  ///< dP - delta
+  std::vector<double> slope, dp_error;
+  std::vector<double> weight_error;  ///< of dS before the softcap's derivative
+
+  // Weights of operands in the gradients of v, of q and k, and in the errors of delta.
+  std::vector<double> p_error, one;
+  std::vector<double> dz, dz_error, dz_mass;
+  std::vector<double> coherent, walk;
+
+  bool finite = true;  ///< weights and operands: then no pair needs a look at its operands
+  bool alike = true;   ///< dS differs by a few units in the last place of 16-bit formats at most
+
+  void reset(std::size_t keys);
+  double ds(std::size_t j) const { return p[j] == 0 ? 0.0 : p[j] * w[j]; }
 };
 
-/// The pairs of one row with all keys of its sequence. Completes the row's delta_error.
+/// Also completes the row's delta_error.
 void find_pairs(const Problem& problem, const GradientArithmetic& arithmetic, const Keys& keys,
                 const std::vector<double>& probabilities, DType dout, GradientRow& row,
-                std::vector<Pair>& pairs);
-
-/// True if dS of a row differs by a few units in the last place of 16-bit formats at most.
-bool are_alike(const std::vector<Pair>& pairs);
+                RowPairs& pairs);
 
 }  // namespace flashcore::reference

@@ -48,10 +48,10 @@ class GradientSums {
 
  private:
   void end_block();
-  void add_bias(const GradientRow& row, std::int64_t j, const Pair& pair);
-  void add_slope(const GradientRow& row, std::int64_t j, const Pair& pair);
+  void add_bias(const GradientRow& row, std::size_t j, const RowPairs& pairs);
+  void add_slope(const GradientRow& row, std::size_t j, const RowPairs& pairs);
   void add_sink(const GradientRow& row, double lse);
-  void add_alike_terms(const std::vector<Pair>& pairs, std::size_t at);
+  void add_alike_terms(const RowPairs& pairs, std::size_t at);
 
   const Problem& p_;
   const Tensors& t_;
@@ -64,20 +64,21 @@ class GradientSums {
   RowBlock block_;
 };
 
-void GradientSums::add_bias(const GradientRow& row, std::int64_t j, const Pair& pair) {
+void GradientSums::add_bias(const GradientRow& row, std::size_t j, const RowPairs& pairs) {
   const std::int64_t* shape = t_.bias.shape;
   const auto along = [&](int axis, std::int64_t index) { return shape[axis] == 1 ? 0 : index; };
-  const auto at = static_cast<std::size_t>(
+  const std::int64_t first =
       ((along(0, row.id.b) * shape[1] + along(1, row.id.h)) * shape[2] + along(2, row.id.i)) *
-          shape[3] +
-      j);
+      shape[3];
+  const std::size_t at = static_cast<std::size_t>(first) + j;
+  const double ds = pairs.ds(j);
   Gradient& g = result_.dbias;
-  g.value[at] += pair.ds();
-  g.noise[at] += pair.ds() * pair.ds();
-  g.error[at] += pair.weight_error + pair.p * row.delta_error;
-  g.mass[at] += 1 + std::fabs(pair.w);
+  g.value[at] += ds;
+  g.noise[at] += ds * ds;
+  g.error[at] += pairs.weight_error[j] + pairs.p[j] * row.delta_error;
+  g.mass[at] += 1 + std::fabs(pairs.w[j]);
   g.terms[at] += 1;
-  if (pair.p < kMayUnderflow && !std::isfinite(pair.w)) g.excused[at] = 1;
+  if (pairs.p[j] < kMayUnderflow && !std::isfinite(pairs.w[j])) g.excused[at] = 1;
 }
 
 void GradientSums::add_sink(const GradientRow& row, double lse) {
@@ -94,19 +95,20 @@ void GradientSums::add_sink(const GradientRow& row, double lse) {
   if (p < kMayUnderflow && !std::isfinite(row.delta)) g.excused[h] = 1;
 }
 
-void GradientSums::add_slope(const GradientRow& row, std::int64_t j, const Pair& pair) {
-  const std::int64_t distance = keys_.lengths.q_start + row.id.i - keys_.lengths.k_start - j;
+void GradientSums::add_slope(const GradientRow& row, std::size_t j, const RowPairs& pairs) {
+  const std::int64_t k_position = keys_.lengths.k_start + static_cast<std::int64_t>(j);
+  const std::int64_t distance = keys_.lengths.q_start + row.id.i - k_position;
   const std::int64_t b = t_.alibi_slopes.rank == 2 ? row.id.b : 0;
   result_.dslopes[static_cast<std::size_t>(b * p_.q_heads + row.id.h)] -=
-      pair.ds() * static_cast<double>(std::llabs(distance));
+      pairs.ds(j) * static_cast<double>(std::llabs(distance));
 }
 
-void GradientSums::add_alike_terms(const std::vector<Pair>& pairs, std::size_t at) {
+void GradientSums::add_alike_terms(const RowPairs& pairs, std::size_t at) {
   const auto dim = static_cast<std::size_t>(p_.head_dim);
-  for (std::size_t j = 0; j < pairs.size(); ++j) {
-    if (pairs[j].p == 0) continue;
+  for (std::size_t j = 0; j < pairs.p.size(); ++j) {
+    if (pairs.p[j] == 0) continue;
     for (std::size_t d = 0; d < dim; ++d) {
-      const double term = std::fabs(pairs[j].dz() * keys_.k.at(j, d));
+      const double term = std::fabs(pairs.dz[j] * keys_.k.at(j, d));
       if (std::isfinite(term)) result_.dq.alike[at + d] += term;
     }
   }
@@ -116,7 +118,6 @@ void GradientSums::end_block() {
   if (block_.rows.empty()) return;
   add_block(keys_, block_, targets_);
   block_.rows.clear();
-  block_.pairs.clear();
 }
 
 void GradientSums::add_row(const Oracle& forward, std::size_t r) {
@@ -130,19 +131,19 @@ void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   if (forward.lse[r] == kNothing) return;
   GradientRow row = read_row(p_, t_, g_, a_, keys_, forward, r);
   if (!result_.delta.empty()) result_.delta[r] = row.delta;
-  std::vector<Pair> pairs;
+  RowPairs& pairs = block_.pairs[block_.rows.size()];
   find_pairs(p_, a_, keys_, forward.probabilities[r], g_.dout.dtype, row, pairs);
-  for (std::size_t j = 0; j < pairs.size(); ++j) {
-    if (pairs[j].p == 0) continue;
-    const auto key = static_cast<std::int64_t>(j);
-    if (!result_.ds.empty()) result_.ds[r][j] = pairs[j].ds();
-    if (t_.bias.given()) add_bias(row, key, pairs[j]);
-    if (t_.alibi_slopes.given()) add_slope(row, key, pairs[j]);
+  const bool stages = !result_.ds.empty(), bias = t_.bias.given();
+  const bool slopes = t_.alibi_slopes.given();
+  for (std::size_t j = 0; j < pairs.p.size() && (stages || bias || slopes); ++j) {
+    if (pairs.p[j] == 0) continue;
+    if (stages) result_.ds[r][j] = pairs.ds(j);
+    if (bias) add_bias(row, j, pairs);
+    if (slopes) add_slope(row, j, pairs);
   }
-  if (are_alike(pairs)) add_alike_terms(pairs, targets_.q_at(keys_, row));
+  if (pairs.alike) add_alike_terms(pairs, targets_.q_at(keys_, row));
   if (t_.sinks.given() && !p_.options.partial) add_sink(row, forward.lse[r]);
   block_.rows.push_back(std::move(row));
-  block_.pairs.push_back(std::move(pairs));
 }
 
 void GradientSums::finish() {

@@ -143,14 +143,15 @@ enum class Extra { none, sum, squares };
 
 template <Extra kExtra>
 void add_terms(const double* panel, const std::int32_t* rows, std::size_t count,
-               const GradientWeights& weights, GradientSlice& sums) {
+               const GradientWeights& weights, const GradientSlice& sums) {
   for (std::size_t lane = 0; lane < kPanel; lane += kPairLanes) {
     Pair value = load_pair(sums.value + lane), noise = load_pair(sums.noise + lane);
     Pair error = load_pair(sums.error + lane), mass = load_pair(sums.mass + lane);
-    Pair extra = load_pair(sums.extra + lane);
+    Pair extra{};
+    if (kExtra != Extra::none) extra = load_pair(sums.extra + lane);
     for (std::size_t n = 0; n < count; ++n) {
-      const double* row = panel + static_cast<std::size_t>(rows[n]) * kPanel + lane;
-      const std::size_t at = n * weights.stride;
+      const auto at = static_cast<std::size_t>(rows[n]);
+      const double* row = panel + at * kPanel + lane;
       const double w = weights.value[at];
       for (std::size_t i = 0; i < kPair; ++i) {
         const Doubles x = load(row + i * kDoubles), term = w * x, size = size_of(x);
@@ -167,7 +168,7 @@ void add_terms(const double* panel, const std::int32_t* rows, std::size_t count,
     store_pair(sums.noise + lane, noise);
     store_pair(sums.error + lane, error);
     store_pair(sums.mass + lane, mass);
-    store_pair(sums.extra + lane, extra);
+    if (kExtra != Extra::none) store_pair(sums.extra + lane, extra);
   }
 }
 

@@ -32,16 +32,15 @@ struct ValueSums {
   const double* mass_ratio;  ///< [count]; null with scaled_mass
 };
 
-/// Weights of the terms of a gradient, one per row of the operand, `stride` apart.
+/// Weights of the terms of a gradient, one per row of the operand.
 struct GradientWeights {
   const double *value, *error, *mass, *extra;
-  std::size_t stride;
 };
 
-/// Terms of a gradient for kPanel columns; the sums of `weight · operand` go on from these values.
+/// Sums of a gradient for kPanel columns each. They go on from their present values.
 struct GradientSlice {
-  double value[kPanel], noise[kPanel], error[kPanel], mass[kPanel];
-  double extra[kPanel];  ///< see Sums
+  double *value, *noise, *error, *mass;
+  double* extra;  ///< see Sums; null for v
 };
 
 struct Sums {
@@ -65,11 +64,11 @@ struct Sums {
   /// Add the terms of some rows to a gradient: of v; of q, with extra Σ weight·operand; of k, with
   /// extra Σ (weight·operand)².
   void (*gradient_v)(const double* panel, const std::int32_t* rows, std::size_t count,
-                     const GradientWeights& weights, GradientSlice& sums);
+                     const GradientWeights& weights, const GradientSlice& sums);
   void (*gradient_q)(const double* panel, const std::int32_t* rows, std::size_t count,
-                     const GradientWeights& weights, GradientSlice& sums);
+                     const GradientWeights& weights, const GradientSlice& sums);
   void (*gradient_k)(const double* panel, const std::int32_t* rows, std::size_t count,
-                     const GradientWeights& weights, GradientSlice& sums);
+                     const GradientWeights& weights, const GradientSlice& sums);
 };
 
 /// Less rounding than one sum over all keys.

@@ -80,12 +80,11 @@ std::vector<double> results_of(const Sums& table, std::uint64_t seed) {
   const auto weights = draw<double>(random, 8 * rows, finite);
   const double* w = weights.data();
   for (const auto gradient : {table.gradient_v, table.gradient_q, table.gradient_k}) {
-    reference::GradientSlice slice{};
-    slice.value[3] = slice.extra[5] = 1.5;
-    gradient(y.data(), keys.data(), keys.size(), {w, w + 1, w + 2, w + 3, 4}, slice);
-    for (const auto* values : {slice.value, slice.noise, slice.error, slice.mass, slice.extra}) {
-      note(values);
-    }
+    double slice[5][kPanel] = {};
+    slice[0][3] = slice[4][5] = 1.5;
+    gradient(y.data(), keys.data(), keys.size(), {w, w + rows, w + 2 * rows, w + 3 * rows},
+             {slice[0], slice[1], slice[2], slice[3], slice[4]});
+    for (const auto& values : slice) note(values);
   }
   return all;
 }
@@ -114,7 +113,8 @@ TEST(Sums, ByHand) {
     for (std::size_t i = 0; i < kPanel; ++i) y[k * kPanel + i] = static_cast<double>(k + i);
   }
   const std::int32_t rows[] = {0, 2};
-  const double weights[] = {2, 0.5, 1, 3, /* row 2: */ -1, 0.25, 4, 5};
+  const double value_weight[] = {2, 0, -1}, error_weight[] = {0.5, 0, 0.25};
+  const double mass_weight[] = {1, 0, 4}, extra_weight[] = {3, 0, 5};
   for (const Sums* table : {&reference::kGenericSums, &reference::sums()}) {
     double sum[kPanel], magnitude[kPanel], product[kPanel], partial[kPanel];
     table->scores(x, y, kRows, sum, magnitude, product, partial);
@@ -134,14 +134,16 @@ TEST(Sums, ByHand) {
     table->deviations(v, out, deviation);
     EXPECT_EQ(deviation[4], 2 * 14 - 3 * 16);
     for (const bool squares : {false, true}) {
-      reference::GradientSlice slice{};
-      (squares ? table->gradient_k : table->gradient_q)(
-          y, rows, 2, {weights, weights + 1, weights + 2, weights + 3, 4}, slice);
-      EXPECT_EQ(slice.value[4], 2 * 4 - 6);
-      EXPECT_EQ(slice.noise[4], 64 + 36);
-      EXPECT_EQ(slice.error[4], 0.5 * 4 + 0.25 * 6);
-      EXPECT_EQ(slice.mass[4], 4 + 4 * 6);
-      EXPECT_EQ(slice.extra[4], squares ? 12 * 12 + 30 * 30 : 12 + 30);
+      double value[kPanel] = {}, noise[kPanel] = {}, error[kPanel] = {};
+      double magnitudes[kPanel] = {}, extra[kPanel] = {};
+      const auto gradient = squares ? table->gradient_k : table->gradient_q;
+      gradient(y, rows, 2, {value_weight, error_weight, mass_weight, extra_weight},
+               {value, noise, error, magnitudes, extra});
+      EXPECT_EQ(value[4], 2 * 4 - 6);
+      EXPECT_EQ(noise[4], 64 + 36);
+      EXPECT_EQ(error[4], 0.5 * 4 + 0.25 * 6);
+      EXPECT_EQ(magnitudes[4], 4 + 4 * 6);
+      EXPECT_EQ(extra[4], squares ? 12 * 12 + 30 * 30 : 12 + 30);
     }
   }
 }
