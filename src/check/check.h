@@ -1,7 +1,9 @@
 // Runs a case on a kernel and compares the result with the oracle. All tools and tests use it.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "check/work_facts.h"
@@ -64,6 +66,7 @@ class CheckRunner {
   std::size_t workspace_capacity_ = 0;
   Workspace gradient_workspace_;  ///< without the header that workspace_ has between calls
   std::size_t gradient_workspace_capacity_ = 0;
+  std::vector<std::byte> ones_;  ///< the poison of a workspace
 };
 
 /// All rows if they are at most 64 or need at most `work` multiply-adds. Otherwise a random sample

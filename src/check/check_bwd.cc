@@ -1,5 +1,6 @@
 // Checks gradients against the oracle.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "check/check.h"
@@ -12,6 +13,11 @@ namespace flashcore::verify {
 namespace {
 
 constexpr int kOtherThreads = 3;
+
+/// std::vector compares std::byte one at a time.
+bool are_equal(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
 
 /// Writes the oracle's out and lse into the copy of a case at `base`. Returns the oracle.
 reference::Oracle store_forward(const CaseMemory& memory, std::byte* base, const Problem& problem) {
@@ -41,9 +47,9 @@ Status CheckRunner::poison_workspace(std::size_t bytes) {
   FLASHCORE_RETURN_IF_ERROR(reserve(workspace.data, gradient_workspace_capacity_, bytes));
   workspace.bytes = gradient_workspace_capacity_;
   workspace.device = device_;
-  const std::vector<std::byte> ones(std::min(gradient_workspace_capacity_, bytes + bytes / 4),
-                                    std::byte{0xff});
-  return backend_.upload(workspace.data, ones.data(), ones.size(), device_.index);
+  const std::size_t poisoned = std::min(gradient_workspace_capacity_, bytes + bytes / 4);
+  if (ones_.size() < poisoned) ones_.resize(poisoned, std::byte{0xff});
+  return backend_.upload(workspace.data, ones_.data(), poisoned, device_.index);
 }
 
 /// Plans and runs the gradients twice and checks the second run against the first.
@@ -84,11 +90,11 @@ Status CheckRunner::run_gradients(const CaseMemory& memory, GradientMemory& grad
                                                 after.size(), device_.index));
   }
   FLASHCORE_RETURN_IF_ERROR(backend_.download(inputs.data(), block_, inputs.size(), device_.index));
-  if (after != again) {
+  if (!are_equal(after, again)) {
     return error(StatusCode::internal, "%d threads gave other bits than %d", kOtherThreads,
                  plan_for_.threads);
   }
-  outcome.stray_writes = inputs != host || !gradients.only_outputs_changed(after);
+  outcome.stray_writes = !are_equal(inputs, host) || !gradients.only_outputs_changed(after);
   const Tensors forward = memory.at(host.data(), Device{});
   const bool truncates =
       arithmetic_of(problem.forward.dtype, outcome.plan.kernel->probability_dtype).truncates_sums;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace flashcore::reference {
 namespace {
@@ -59,9 +58,9 @@ void add_queries(const Keys& keys, const RowBlock& block, const std::vector<std:
                  GradientTargets& targets) {
   for (std::size_t i = 0; i < block.rows.size(); ++i) {
     const RowPairs& pairs = block.pairs[i];
-    const double terms = std::accumulate(pairs.one.begin(), pairs.one.end(), 0.0);
+    const auto terms = static_cast<double>(pairs.seen);
     const GradientWeights weights{pairs.dz.data(), pairs.dz_error.data(), pairs.dz_mass.data(),
-                                  pairs.coherent.data()};
+                                  pairs.weights_of_delta()};
     for (std::size_t panel = 0; panel < keys.k.count(); ++panel) {
       const std::size_t width = keys.k.width(panel);
       const std::size_t at = targets.q_at(keys, block.rows[i]) + panel * kPanel;
@@ -85,16 +84,17 @@ struct KeyColumn {
 KeyColumn column_of(const RowBlock& block, std::size_t j) {
   KeyColumn column;
   for (std::size_t i = 0; i < block.rows.size(); ++i) {
+    const GradientRow& row = block.rows[i];
     const RowPairs& pairs = block.pairs[i];
     if (pairs.p[j] == 0) continue;
     column.rows[column.count++] = static_cast<std::int32_t>(i);
     column.p[i] = pairs.p[j];
-    column.p_error[i] = pairs.p_error[j];
+    column.p_error[i] = pairs.p[j] * (row.score_error + row.p_error);
     column.one[i] = 1;
     column.dz[i] = pairs.dz[j];
     column.dz_error[i] = pairs.dz_error[j];
     column.dz_mass[i] = pairs.dz_mass[j];
-    column.walk[i] = pairs.walk[j];
+    column.walk[i] = row.delta_error * pairs.p[j] * pairs.slope_at(j);
   }
   return column;
 }
@@ -158,14 +158,15 @@ void add_pair(const Keys& keys, const GradientRow& row, const RowPairs& pairs, s
     g.mass[at] += flushed * std::fabs(operand);
   };
   for (std::size_t c = 0; c < row.dout.size(); ++c) {
-    add(result.dv, v_at + c, pairs.p[j], pairs.p_error[j], 1.0, row.dout[c]);
+    add(result.dv, v_at + c, pairs.p[j], pairs.p[j] * (row.score_error + row.p_error), 1.0,
+        row.dout[c]);
   }
   for (std::size_t d = 0; d < row.q.size(); ++d) {
     const double k = keys.k.at(j, d);
     add(result.dq, q_at + d, dz, dz_error, pairs.dz_mass[j], k);
     add(result.dk, k_at + d, dz, dz_error, pairs.dz_mass[j], row.q[d]);
-    coherent[d] += pairs.coherent[j] * k;
-    const double walk = pairs.walk[j] * row.q[d];
+    coherent[d] += pairs.weights_of_delta()[j] * k;
+    const double walk = row.delta_error * pairs.p[j] * pairs.slope_at(j) * row.q[d];
     // A slope of 0 may meet infinity.
     if (std::isfinite(walk)) targets.dk_walk[k_at + d] += walk * walk;
   }

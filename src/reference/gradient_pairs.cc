@@ -31,50 +31,57 @@ struct PanelSums {
   double sum[kPanel], magnitude[kPanel];
 };
 
-/// Finds P, w, slope and errors of the pairs of a row. Returns Σ P |dP|.
-double multiply_keys(const Problem& p, const GradientArithmetic& a, const Keys& keys,
-                     const std::vector<double>& probabilities, DType dout, const GradientRow& row,
-                     RowPairs& pairs) {
-  const std::size_t n = probabilities.size(), v_dim = row.dout.size();
-  const double u = a.sum_unit, walk = std::sqrt(static_cast<double>(v_dim));
-  const double cap = p.options.softcap;
-  const Factors factors = a.truncates_sums ? Factors(row.dout, dout) : Factors();
-  PanelSums dp, z;
-  double cut[kPanel] = {};
-  double dp_mass = 0;
-  for (std::size_t first = 0; first < n; first += kPanel) {
-    const std::size_t panel = first / kPanel, last = std::min(first + kPanel, n);
-    const double* begin = probabilities.data();
-    if (std::all_of(begin + first, begin + last, [](double x) { return x == 0; })) continue;
-    sums().products(row.dout.data(), keys.v_transposed.panel(panel), v_dim, dp.sum, dp.magnitude);
-    if (a.truncates_sums) cut_sums(factors, keys.v_factors, panel, cut);
-    if (cap > 0) {
-      sums().products(row.q.data(), keys.k_transposed.panel(panel), row.q.size(), z.sum,
+/// The sums of a row over the dimensions of v, and with a softcap of k, for panels of keys.
+class PanelProducts {
+ public:
+  PanelProducts(const Problem& p, const GradientArithmetic& a, const Keys& keys, DType dout,
+                const GradientRow& row)
+      : keys_(keys),
+        row_(row),
+        softcap_(p.options.softcap > 0),
+        cuts_(a.truncates_sums),
+        factors_(cuts_ ? Factors(row.dout, dout) : Factors()) {}
+
+  void multiply(std::size_t panel) {
+    sums().products(row_.dout.data(), keys_.v_transposed.panel(panel), row_.dout.size(), dp.sum,
+                    dp.magnitude);
+    if (cuts_) cut_sums(factors_, keys_.v_factors, panel, cut);
+    if (softcap_) {
+      sums().products(row_.q.data(), keys_.k_transposed.panel(panel), row_.q.size(), z.sum,
                       z.magnitude);
     }
+  }
+
+  PanelSums dp, z;
+  double cut[kPanel] = {};
+
+ private:
+  const Keys& keys_;
+  const GradientRow& row_;
+  bool softcap_, cuts_;
+  Factors factors_;
+};
+
+bool is_hidden(const std::vector<double>& probabilities, std::size_t first, std::size_t last) {
+  const double* begin = probabilities.data();
+  return std::all_of(begin + first, begin + last, [](double x) { return x == 0; });
+}
+
+/// Σ P |dP|.
+double mass_of_dp(const std::vector<double>& probabilities, const GradientRow& row,
+                  PanelProducts& products) {
+  double mass = 0;
+  for (std::size_t first = 0; first < probabilities.size(); first += kPanel) {
+    const std::size_t last = std::min(first + kPanel, probabilities.size());
+    if (is_hidden(probabilities, first, last)) continue;
+    products.multiply(first / kPanel);
     for (std::size_t j = first; j < last; ++j) {
       if (probabilities[j] == 0) continue;
-      const std::size_t lane = j - first;
-      const double w = dp.sum[lane] - row.delta;
-      pairs.p[j] = probabilities[j];
-      pairs.w[j] = w;
-      pairs.dp_error[j] =
-          u * (2 * dp.magnitude[lane] + std::max(walk * dp.magnitude[lane], cut[lane])) +
-          a.dp_unit * std::fabs(dp.sum[lane]);
-      double score_error = row.score_error;
-      pairs.slope[j] = 1;
-      if (cap > 0) {
-        const double tanh = std::tanh(p.scale * z.sum[lane] / cap);
-        pairs.slope[j] = 1 - tanh * tanh;
-        score_error *= 1 + 2 * std::fabs(tanh) / cap;
-      }
-      pairs.weight_error[j] =
-          probabilities[j] *
-          ((score_error + row.p_error + 4 * u) * std::fabs(w) + pairs.dp_error[j]);
-      dp_mass += probabilities[j] * std::fabs(w + row.delta);
+      const double w = products.dp.sum[j - first] - row.delta;
+      mass += probabilities[j] * std::fabs(w + row.delta);
     }
   }
-  return dp_mass;
+  return mass;
 }
 
 }  // namespace
@@ -155,42 +162,73 @@ GradientRow read_row(const Problem& p, const Tensors& t, const Gradients& g,
   return row;
 }
 
-void RowPairs::reset(std::size_t keys) {
-  for (auto* all : {&p, &w, &slope, &dp_error, &weight_error, &p_error, &one, &dz, &dz_error,
-                    &dz_mass, &coherent, &walk}) {
-    all->assign(keys, 0.0);
+void RowPairs::resize(std::size_t keys, bool softcap) {
+  for (auto* all : {&p, &w, &weight_error, &dz, &dz_error, &dz_mass}) all->resize(keys);
+  for (auto* all : {&slope, &coherent}) all->resize(softcap ? keys : 0);
+}
+
+void RowPairs::clear(std::size_t first, std::size_t last) {
+  for (auto* all : {&p, &w, &slope, &weight_error, &dz, &dz_error, &dz_mass, &coherent}) {
+    if (!all->empty()) std::fill(all->data() + first, all->data() + last, 0.0);
   }
 }
 
 void find_pairs(const Problem& p, const GradientArithmetic& a, const Keys& keys,
                 const std::vector<double>& probabilities, DType dout, GradientRow& row,
                 RowPairs& pairs) {
-  pairs.reset(probabilities.size());
-  const double dp_mass = multiply_keys(p, a, keys, probabilities, dout, row, pairs);
-  if (a.dp_unit > 0) row.delta_error += a.dp_unit * (2 * dp_mass + std::fabs(row.delta));
+  const double cap = p.options.softcap, u = a.sum_unit;
+  const double cap_error = cap > 0 ? 18 * u : 0.0;
+  const double walk = std::sqrt(static_cast<double>(p.v_dim));
+  pairs.resize(probabilities.size(), cap > 0);
+  PanelProducts products(p, a, keys, dout, row);
+  if (a.dp_unit > 0) {
+    const double mass = mass_of_dp(probabilities, row, products);
+    row.delta_error += a.dp_unit * (2 * mass + std::fabs(row.delta));
+  }
   double largest_q = 0;
   for (const double x : row.q) largest_q = std::max(largest_q, std::fabs(x));
   pairs.finite = row.q_finite && row.dout_finite && std::isfinite(row.score_error) &&
                  std::isfinite(row.delta_error * largest_q);
-  const double cap_error = p.options.softcap > 0 ? 18 * a.sum_unit : 0.0;
+  pairs.seen = 0;
   double least = std::numeric_limits<double>::infinity(), most = 0;  // of |dZ|
-  for (std::size_t j = 0; j < probabilities.size(); ++j) {
-    const double weight = pairs.p[j], slope = pairs.slope[j], w = std::fabs(pairs.w[j]);
-    if (weight == 0) continue;
-    const double dz = weight * pairs.w[j] * slope;
-    pairs.p_error[j] = weight * (row.score_error + row.p_error);
-    pairs.one[j] = 1;
-    pairs.dz[j] = dz;
-    // The rounded slope multiplies the computed w. Neither is 0 where the exact one is.
-    pairs.dz_error[j] = pairs.weight_error[j] * slope +
-                        cap_error * weight * (w + pairs.dp_error[j] + row.delta_error);
-    pairs.dz_mass[j] = dz == 0 ? 0.0 : 1 + w;
-    pairs.coherent[j] = weight * slope;
-    pairs.walk[j] = row.delta_error * weight * slope;
-    least = std::min(least, std::fabs(dz));
-    most = std::max(most, std::fabs(dz));
-    pairs.finite = pairs.finite && keys.k_finite[j] != 0 && std::isfinite(dz) &&
-                   std::isfinite(pairs.dz_error[j]);
+  for (std::size_t first = 0; first < probabilities.size(); first += kPanel) {
+    const std::size_t last = std::min(first + kPanel, probabilities.size());
+    pairs.clear(first, last);
+    if (is_hidden(probabilities, first, last)) continue;
+    products.multiply(first / kPanel);
+    for (std::size_t j = first; j < last; ++j) {
+      const double weight = probabilities[j];
+      if (weight == 0) continue;
+      const std::size_t lane = j - first;
+      const double dp = products.dp.sum[lane], magnitude = products.dp.magnitude[lane];
+      const double dp_error = u * (2 * magnitude + std::max(walk * magnitude, products.cut[lane])) +
+                              a.dp_unit * std::fabs(dp);
+      const double w = dp - row.delta, size = std::fabs(w);
+      double score_error = row.score_error, slope = 1;
+      if (cap > 0) {
+        const double tanh = std::tanh(p.scale * products.z.sum[lane] / cap);
+        slope = 1 - tanh * tanh;
+        score_error *= 1 + 2 * std::fabs(tanh) / cap;
+        pairs.slope[j] = slope;
+        pairs.coherent[j] = weight * slope;
+      }
+      const double weight_error = weight * ((score_error + row.p_error + 4 * u) * size + dp_error);
+      // The rounded slope multiplies the computed w. Neither is 0 where the exact one is.
+      const double dz_error =
+          weight_error * slope + cap_error * weight * (size + dp_error + row.delta_error);
+      const double dz = weight * w * slope;
+      ++pairs.seen;
+      pairs.p[j] = weight;
+      pairs.w[j] = w;
+      pairs.weight_error[j] = weight_error;
+      pairs.dz[j] = dz;
+      pairs.dz_error[j] = dz_error;
+      pairs.dz_mass[j] = dz == 0 ? 0.0 : 1 + size;
+      least = std::min(least, std::fabs(dz));
+      most = std::max(most, std::fabs(dz));
+      pairs.finite =
+          pairs.finite && keys.k_finite[j] != 0 && std::isfinite(dz) && std::isfinite(dz_error);
+    }
   }
   pairs.alike = most - least <= most / 16;
 }

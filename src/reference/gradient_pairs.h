@@ -45,21 +45,23 @@ GradientRow read_row(const Problem& problem, const Tensors& tensors, const Gradi
 /// The pairs of one row with the keys of its sequence, by key. 0 where P is 0: such a pair
 /// contributes nothing, even if its operands are not finite.
 struct RowPairs {
-  std::vector<double> p;  ///< probability
-  std::vector<double> w;  ///< dP - delta
-  std::vector<double> slope, dp_error;
+  std::vector<double> p;             ///< probability
+  std::vector<double> w;             ///< dP - delta
+  std::vector<double> slope;         ///< 1 - tanh², of the softcap; empty without one
   std::vector<double> weight_error;  ///< of dS before the softcap's derivative
+  std::vector<double> dz, dz_error;
+  std::vector<double> dz_mass;   ///< 1 + |w|; 0 if dZ is 0
+  std::vector<double> coherent;  ///< P · slope; empty without a softcap
 
-  // Weights of operands in the gradients of v, of q and k, and in the errors of delta.
-  std::vector<double> p_error, one;
-  std::vector<double> dz, dz_error, dz_mass;
-  std::vector<double> coherent, walk;
+  std::int64_t seen = 0;  ///< pairs whose P is not 0
+  bool finite = true;     ///< weights and operands: then no pair needs a look at its operands
+  bool alike = true;      ///< dS differs by a few units in the last place of 16-bit formats at most
 
-  bool finite = true;  ///< weights and operands: then no pair needs a look at its operands
-  bool alike = true;   ///< dS differs by a few units in the last place of 16-bit formats at most
-
-  void reset(std::size_t keys);
+  void resize(std::size_t keys, bool softcap);
+  void clear(std::size_t first, std::size_t last);
   double ds(std::size_t j) const { return p[j] == 0 ? 0.0 : p[j] * w[j]; }
+  double slope_at(std::size_t j) const { return slope.empty() ? 1.0 : slope[j]; }
+  const double* weights_of_delta() const { return coherent.empty() ? p.data() : coherent.data(); }
 };
 
 /// Also completes the row's delta_error.
