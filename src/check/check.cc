@@ -76,12 +76,13 @@ CheckRunner::Outcome CheckRunner::check(const CaseSpec& spec, double oracle_work
 
   const Tensors result = memory.at(after.data(), Device{});
   outcome.stray_writes = !memory.only_outputs_changed(after);
-  const reference::Oracle oracle = reference::compute(
-      host_problem, memory.tensors(),
-      rows_to_check(host_problem, memory.tensors(), oracle_work, spec.seed), false, oracle_threads);
-  outcome.comparison =
-      compare(oracle, host_problem, result,
-              arithmetic_of(host_problem.out.dtype, outcome.plan.kernel->probability_dtype));
+  const Arithmetic arithmetic =
+      arithmetic_of(host_problem.out.dtype, outcome.plan.kernel->probability_dtype);
+  const reference::Oracle oracle =
+      reference::compute(host_problem, memory.tensors(),
+                         rows_to_check(host_problem, memory.tensors(), oracle_work, spec.seed),
+                         {.cut_sums = arithmetic.truncates_sums}, oracle_threads);
+  outcome.comparison = compare(oracle, host_problem, result, arithmetic);
   return outcome;
 }
 

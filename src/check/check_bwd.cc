@@ -1,6 +1,5 @@
 // Checks gradients against the oracle.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "check/check.h"
@@ -13,11 +12,6 @@ namespace flashcore::verify {
 namespace {
 
 constexpr int kOtherThreads = 3;
-
-/// std::vector compares std::byte one at a time.
-bool are_equal(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
 
 /// Writes the oracle's out and lse into the copy of a case at `base`. Returns the oracle.
 reference::Oracle store_forward(const CaseMemory& memory, std::byte* base, const Problem& problem) {

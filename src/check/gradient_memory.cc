@@ -118,7 +118,7 @@ bool GradientMemory::only_outputs_changed(const std::vector<std::byte>& after) c
       std::memcpy(expected.data() + offset, after.data() + offset, size);
     });
   }
-  return expected == after;
+  return are_equal(expected, after);
 }
 
 }  // namespace flashcore::verify

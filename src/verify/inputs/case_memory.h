@@ -77,6 +77,9 @@ enum DataStream : std::uint64_t {
 /// Bits of an output element before a call: a NaN that no arithmetic produces.
 std::uint64_t poison(DType dtype);
 
+/// True if all bytes are equal. The comparison of std::vector takes one std::byte at a time.
+bool are_equal(const std::vector<std::byte>& a, const std::vector<std::byte>& b);
+
 /// Calls visit(element offset) for each element of a view.
 template <typename Visit>
 void for_each_element(const TensorView& t, Visit visit) {
