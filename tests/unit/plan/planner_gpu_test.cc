@@ -1,6 +1,7 @@
 // The planner on GPUs: the family and the size of kernels, and rows per tile.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <tuple>
