@@ -108,11 +108,15 @@ add_library(flashcore_objects OBJECT
   src/verify/probes/grad_mask.cc
   src/verify/probes/grad_options.cc
   src/verify/probes/grad_random.cc
+  src/verify/probes/grad_sizes.cc
   src/verify/probes/grad_tail.cc
+  src/verify/probes/gradient_axes.cc
   src/verify/probes/gradient_diagnosis.cc
   src/verify/probes/gradient_explanation.cc
   src/verify/probes/gradient_heads.cc
+  src/verify/probes/gradient_mix.cc
   src/verify/probes/gradient_reading.cc
+  src/verify/probes/gradient_terms.cc
   src/verify/probes/layout.cc
   src/verify/probes/lse.cc
   src/verify/probes/mask.cc

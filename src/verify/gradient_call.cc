@@ -203,6 +203,21 @@ RanGradients run_gradients(ProbeSequence& probes, GradientCall& call, const Sett
   return ran;
 }
 
+bool are_few_large_errors(std::vector<double> ratio) {
+  constexpr double kLarge = 32;
+  const auto wrong = std::partition(ratio.begin(), ratio.end(), [](double x) { return x <= 1; });
+  if (2 * (ratio.end() - wrong) >= static_cast<std::ptrdiff_t>(ratio.size())) return false;
+  const auto middle = wrong + (ratio.end() - wrong) / 2;
+  if (middle == ratio.end()) return false;
+  std::nth_element(wrong, middle, ratio.end());
+  return *middle > kLarge;
+}
+
+bool is_imprecise(const JudgedGradient& j) {
+  constexpr double kNoise = 0x1p-5;
+  return j.non_finite == 0 && j.relative_error < kNoise && !are_few_large_errors(j.ratio);
+}
+
 std::string element_name(const GradientCall& call, int gradient, std::size_t at) {
   const TensorView& t = tensor_of(call, gradient);
   const auto heads = static_cast<std::size_t>(t.shape[1]),
@@ -228,8 +243,27 @@ std::string worst_element(const GradientCall& call, const RanGradients& ran, int
          decimal(j.ratio.size()) + " are wrong";
 }
 
+std::string unwritten_elements(const GradientResult& result) {
+  for (int g = 0; g < kGradients; ++g) {
+    if (result.unwritten[g] == 0) continue;
+    return decimal(result.unwritten[g]) + " of " + decimal(result.value[g].size()) +
+           " elements of " + kGradientNames[g] + " are never written";
+  }
+  return "";
+}
+
+bool outranks_coverage(FaultStage stage) {
+  return stage == FaultStage::layout || stage == FaultStage::tail || stage == FaultStage::bounds ||
+         stage == FaultStage::determinism;
+}
+
 Finding gradient_finding(const ProbeSequence& probes, FaultStage stage, std::string detail,
                          const GradientCall& call, const RanGradients& ran, int gradient) {
+  const std::string unwritten = unwritten_elements(ran.result);
+  if (!unwritten.empty() && stage != FaultStage::coverage && !outranks_coverage(stage)) {
+    stage = FaultStage::coverage;
+    detail = unwritten + ": " + detail;
+  }
   Finding f = probes.finding(stage, std::move(detail));
   f.call = describe(call);
   const TensorView& t = tensor_of(call, gradient);

@@ -69,13 +69,25 @@ inline RanGradients run_gradients(ProbeSequence& probes, GradientCall& call) {
   return run_gradients(probes, call, probes.impl.default_setting());
 }
 
+/// True if the errors of a wrong gradient are those of a narrow format: small, and not a few large
+/// ones among correct elements.
+bool is_imprecise(const JudgedGradient& judged);
+/// The same for errors relative to their bounds.
+bool are_few_large_errors(std::vector<double> ratio);
+
 /// "dk of batch 0, head 1, row 3, column 2" for an element of a gradient.
 std::string element_name(const GradientCall& call, int gradient, std::size_t at);
 
 /// "dk of batch 0, head 1, row 3, column 2 is 0.5 instead of 0.25, 812 times its bound away".
 std::string worst_element(const GradientCall& call, const RanGradients& ran, int gradient);
 
-/// The finding about one gradient of a call, with its errors as evidence.
+/// "12 of 64 elements of dq are never written", or nothing.
+std::string unwritten_elements(const GradientResult& result);
+/// True for the stages that remain the finding of a call with unwritten elements.
+bool outranks_coverage(FaultStage stage);
+
+/// The finding about one gradient of a call, with its errors as evidence. The stage is `coverage`
+/// if elements were never written, unless it outranks that.
 Finding gradient_finding(const ProbeSequence& probes, FaultStage stage, std::string detail,
                          const GradientCall& call, const RanGradients& ran, int gradient);
 
@@ -100,6 +112,7 @@ Finding probe_grad_scale(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_softcap(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_dlse(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_bounds(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_sizes(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_random(ProbeSequence& probes, std::int64_t head_dim);
 
 /// Restricts the capabilities to those of the backward pass. Returns lines about what it lacks. An

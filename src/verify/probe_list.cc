@@ -80,6 +80,8 @@ const Probe kGradient[] = {
     {"grad_dlse", "is the gradient of the LSE added?", probe_grad_dlse, if_dlse, Dims::first},
     {"grad_bounds", "is memory outside the tensors read or written?", probe_grad_bounds, always,
      Dims::first},
+    {"grad_sizes", "are gradients of small and large dout and V correct?", probe_grad_sizes, always,
+     Dims::first},
     {"grad_random", "do gradients of random problems match?", probe_grad_random, always,
      Dims::first, true},
 };

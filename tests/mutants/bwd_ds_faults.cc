@@ -86,12 +86,14 @@ std::vector<Mutant> bwd_dp_faults() {
                    return sum;
                  };
                }),
-      backward("bwd_dp_times_scale", dp, "f32 bf16",
-               [](BackwardParts& p) {
-                 p.dp = [right = p.dp](const BackwardWork& w, const Pair& x) {
-                   return w.scale * right(w, x);
-                 };
-               }),
+      backward(
+          "bwd_dp_times_scale", dp, "f32 bf16",
+          [](BackwardParts& p) {
+            p.dp = [right = p.dp](const BackwardWork& w, const Pair& x) {
+              return w.scale * right(w, x);
+            };
+          },
+          scale),
       backward("bwd_dp_limited", dp, "f32",
                [](BackwardParts& p) {
                  p.dp = [right = p.dp](const BackwardWork& w, const Pair& x) {

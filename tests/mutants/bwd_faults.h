@@ -28,6 +28,27 @@ std::vector<Mutant> bwd_dq_faults();
 std::vector<Mutant> bwd_dk_faults();
 std::vector<Mutant> bwd_accumulate_faults();
 std::vector<Mutant> bwd_mask_faults();
+// bwd_address_faults.cc
+std::vector<Mutant> bwd_address_faults();
+// bwd_value_faults.cc
+std::vector<Mutant> bwd_p_tile_faults();
+std::vector<Mutant> bwd_dp_tile_faults();
+std::vector<Mutant> bwd_delta_tile_faults();
+std::vector<Mutant> bwd_ds_tile_faults();
+std::vector<Mutant> bwd_product_faults();
+// bwd_option_faults.cc
+std::vector<Mutant> bwd_coverage_by_option_faults();
+std::vector<Mutant> bwd_state_faults();
+std::vector<Mutant> bwd_sum_by_size_faults();
+std::vector<Mutant> bwd_mask_by_option_faults();
+std::vector<Mutant> bwd_dlse_by_option_faults();
+std::vector<Mutant> bwd_few_input_faults();
+// bwd_second_values.cc, bwd_second_memory.cc, bwd_second_products.cc, bwd_second_options.cc: the
+// second table, written by someone who had not read the probes.
+std::vector<Mutant> bwd_second_values();
+std::vector<Mutant> bwd_second_memory();
+std::vector<Mutant> bwd_second_products();
+std::vector<Mutant> bwd_second_options();
 
 /// Loads rows of another head or batch: `columns` numbers per row.
 inline void load_rows(const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t rows,

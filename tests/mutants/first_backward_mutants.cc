@@ -9,11 +9,38 @@ using enum FaultStage;
 
 std::vector<Mutant> first_backward_mutants() {
   std::vector<Mutant> all;
-  for (const auto& kind :
-       {bwd_coverage_faults(), bwd_tail_faults(), bwd_layout_faults(), bwd_bounds_faults(),
-        bwd_determinism_faults(), bwd_p_faults(), bwd_scale_faults(), bwd_precision_faults(),
-        bwd_dp_faults(), bwd_delta_faults(), bwd_ds_faults(), bwd_dlse_faults(), bwd_dq_faults(),
-        bwd_dk_faults(), bwd_accumulate_faults(), bwd_mask_faults()}) {
+  for (const auto& kind : {bwd_coverage_faults(),
+                           bwd_tail_faults(),
+                           bwd_layout_faults(),
+                           bwd_bounds_faults(),
+                           bwd_determinism_faults(),
+                           bwd_p_faults(),
+                           bwd_scale_faults(),
+                           bwd_precision_faults(),
+                           bwd_dp_faults(),
+                           bwd_delta_faults(),
+                           bwd_ds_faults(),
+                           bwd_dlse_faults(),
+                           bwd_dq_faults(),
+                           bwd_dk_faults(),
+                           bwd_accumulate_faults(),
+                           bwd_mask_faults(),
+                           bwd_address_faults(),
+                           bwd_p_tile_faults(),
+                           bwd_dp_tile_faults(),
+                           bwd_delta_tile_faults(),
+                           bwd_ds_tile_faults(),
+                           bwd_product_faults(),
+                           bwd_coverage_by_option_faults(),
+                           bwd_state_faults(),
+                           bwd_sum_by_size_faults(),
+                           bwd_mask_by_option_faults(),
+                           bwd_dlse_by_option_faults(),
+                           bwd_few_input_faults(),
+                           bwd_second_values(),
+                           bwd_second_memory(),
+                           bwd_second_products(),
+                           bwd_second_options()}) {
     all.insert(all.end(), kind.begin(), kind.end());
   }
   return all;

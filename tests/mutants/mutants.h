@@ -19,6 +19,13 @@ struct Mutant {
   bool regression = false;  ///< true for a fault of a real kernel
   /// Of a mutant of the backward pass: its forward pass is correct and not probed.
   std::function<VerifyBackwardFunction()> make_backward = {};
+  /// A second name of the fault, where two stages of the vocabulary describe it: dP times the scale
+  /// is a fault of dP and of the scale.
+  FaultStage also = FaultStage::none;
+
+  bool is_named_by(FaultStage found) const {
+    return found == stage || (also != FaultStage::none && found == also);
+  }
 };
 
 /// Written together with the probes.
@@ -52,7 +59,8 @@ std::function<VerifyFunction()> mutant(Change change) {
 
 /// The reference backward pass with some parts replaced.
 template <typename Change>
-Mutant backward(std::string name, FaultStage stage, std::string dtypes, Change change) {
+Mutant backward(std::string name, FaultStage stage, std::string dtypes, Change change,
+                FaultStage also = FaultStage::none) {
   return {std::move(name),
           stage,
           std::move(dtypes),
@@ -65,7 +73,8 @@ Mutant backward(std::string name, FaultStage stage, std::string dtypes, Change c
             return [parts](const flashcore_verify_backward_call& call, std::string*) {
               return differentiate(parts, call);
             };
-          }};
+          },
+          also};
 }
 
 }  // namespace flashcore::mutants

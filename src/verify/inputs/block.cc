@@ -10,7 +10,9 @@ namespace {
 
 constexpr std::int64_t kAlignment = 256;
 constexpr std::int64_t kGuardBytes = 4096;  // several rows at any head dim
-constexpr std::int64_t kSlack = 8;          // elements between rows and heads of a padded layout
+/// Elements between rows and heads of a padded layout, times the number of the tensor: no two
+/// tensors of a call have the same strides.
+constexpr std::int64_t kSlack = 8;
 
 DType poisoned_dtype(Format format) {
   switch (format) {
@@ -57,11 +59,12 @@ Placed& Block::place(Placed& p, const char* name, Format format, std::vector<std
   std::vector<int> order;  // axes from fastest to slowest
   for (int i = p.rank - 1; i >= 0; --i) order.push_back(i);
   if (layout == MemoryLayout::rows_first && p.rank == 4) std::swap(order[1], order[2]);
+  const std::int64_t slack = kSlack * static_cast<std::int64_t>(all_.size() + 1);
   std::int64_t stride = 1;
   for (const int axis : order) {
     p.strides[axis] = stride;
     stride *= std::max<std::int64_t>(p.shape[axis], 1);
-    if (layout == MemoryLayout::padded && p.rank == 4) stride += kSlack;
+    if (layout == MemoryLayout::padded && p.rank == 4) stride += slack;
   }
   p.reach = 1;
   for (int i = 0; i < p.rank; ++i) p.reach += (p.shape[i] - 1) * p.strides[i];

@@ -58,7 +58,7 @@ bool delta_explains(const GradientCall& call, const RanGradients& ran) {
 Finding explain_long(ProbeSequence& probes, const GradientCall& call, const RanGradients& ran,
                      const Shape& shape) {
   const int g = ran.worst();
-  const bool small = ran.judged[g].relative_error < 0x1p-5 && ran.judged[g].non_finite == 0;
+  const bool small = is_imprecise(ran.judged[g]);
   const bool delta = !small && delta_explains(call, ran);
   // A lost tile of keys leaves the dv of all others correct.
   const JudgedGradient& dv = ran.judged[kDv];

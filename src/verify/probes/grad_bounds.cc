@@ -15,8 +15,13 @@ Finding probe_grad_bounds(ProbeSequence& probes, std::int64_t head_dim) {
       const bool padded = layout != setting.inputs;
       if (padded && !probes.can.strides) continue;
       setting.inputs = setting.out = layout;
+      Options options = probes.base();
+      if (padded && q_len % 2 == 1 && q_len > 5) {
+        options.causal = options.causal || probes.can.causal;
+        if (q_len == 65 && probes.can.window) options.window_left = 9;
+      }
       GradientCall call =
-          gradient_call(probes, probes.shape(q_len, kv_len, head_dim, kv_len < 20), probes.base());
+          gradient_call(probes, probes.shape(q_len, kv_len, head_dim, kv_len < 20), options);
       fill_random(call, 1, probes.seed);
       if (probes.can.dlse && kv_len > 10) {
         call.dlse.resize(call.dout.size() /

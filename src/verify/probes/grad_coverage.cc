@@ -13,6 +13,23 @@ namespace {
 /// A number that memory may hold before a call.
 constexpr double kOldContent = 3;
 
+struct Kind {
+  Shape shape;
+  Options options;
+  const char* name;
+  bool dlse = false;
+};
+
+GradientCall call_of(const ProbeSequence& probes, const Kind& kind) {
+  GradientCall call = gradient_call(probes, kind.shape, kind.options);
+  fill_random(call, 1, probes.seed);
+  if (kind.dlse) {
+    call.dlse.resize(call.dout.size() / static_cast<std::size_t>(kind.shape.v_dim));
+    fill_random(call.dlse, 1, probes.seed, 251);
+  }
+  return call;
+}
+
 /// Runs a call over `content`. False: the call failed.
 bool run_over(ProbeSequence& probes, GradientCall& call, double content, GradientResult& result,
               std::optional<Finding>& failure) {
@@ -25,10 +42,9 @@ bool run_over(ProbeSequence& probes, GradientCall& call, double content, Gradien
 
 /// The fault of one call: elements that stay, or results that depend on what was there. Empty:
 /// none.
-std::string uncovered(ProbeSequence& probes, const Shape& shape, const Options& options,
-                      bool over_numbers, std::optional<Finding>& failure) {
-  GradientCall call = gradient_call(probes, shape, options);
-  fill_random(call, 1, probes.seed);
+std::string uncovered(ProbeSequence& probes, const Kind& kind, bool over_numbers,
+                      std::optional<Finding>& failure) {
+  GradientCall call = call_of(probes, kind);
   GradientResult clean, over;
   if (!run_over(probes, call, std::nan(""), clean, failure)) return failure ? failure->detail : "";
   // Old content that matters shows over NaN first.
@@ -57,12 +73,6 @@ std::string uncovered(ProbeSequence& probes, const Shape& shape, const Options& 
   return "";
 }
 
-struct Kind {
-  Shape shape;
-  Options options;
-  const char* name;
-};
-
 /// Several heads and batches, rows that see no key, keys that no row sees, values narrower and
 /// wider than keys, long sequences.
 std::vector<Kind> kinds_of_calls(const ProbeSequence& probes, std::int64_t head_dim) {
@@ -83,6 +93,9 @@ std::vector<Kind> kinds_of_calls(const ProbeSequence& probes, std::int64_t head_
       Options& options = add(4, 40, "keys that no row sees: ").options;
       options.window_left = options.window_right = 3;
     }
+    if (probes.can.softcap) add(5, 9, "softcap: ").options.softcap = 2;
+    if (probes.can.scale) add(5, 9, "another scale: ").options.scale = 0.3;
+    if (probes.can.dlse) add(5, 9, "dlse: ").dlse = true;
     if (probes.can.v_dim) add(5, 9, "narrow values: ").shape.v_dim = head_dim / 2;
     if (probes.can.wide_values) add(5, 9, "wide values: ").shape.v_dim = 2 * head_dim;
   }
@@ -94,12 +107,10 @@ std::vector<Kind> kinds_of_calls(const ProbeSequence& probes, std::int64_t head_
 Finding probe_grad_coverage(ProbeSequence& probes, std::int64_t head_dim) {
   for (const Kind& kind : kinds_of_calls(probes, head_dim)) {
     std::optional<Finding> failure;
-    const std::string fault =
-        uncovered(probes, kind.shape, kind.options, kind.shape.batch > 1, failure);
+    const std::string fault = uncovered(probes, kind, kind.shape.batch > 1, failure);
     if (failure) return *failure;
     if (fault.empty()) continue;
-    GradientCall call = gradient_call(probes, kind.shape, kind.options);
-    fill_random(call, 1, probes.seed);
+    GradientCall call = call_of(probes, kind);
     const RanGradients ran = run_gradients(probes, call);
     // Written, but to the place of another head.
     const HeadDiagnosis d = ran.result.ok() ? exchanged_gradients(call, ran) : HeadDiagnosis{};
@@ -111,16 +122,23 @@ Finding probe_grad_coverage(ProbeSequence& probes, std::int64_t head_dim) {
 
 Finding probe_grad_determinism(ProbeSequence& probes, std::int64_t head_dim) {
   const int most = probes.quick ? 8 : 20;
-  for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {70, 40}, {97, 97}}) {
+  for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {70, 40}, {97, 97}, {33, 33}}) {
     const int times = q_len == 9 ? most : most / 2;
     Shape shape = probes.shape(q_len, kv_len, head_dim, kv_len == 70);
-    if (q_len == kv_len) shape.q_heads = shape.kv_heads;
-    GradientCall call = gradient_call(probes, shape, probes.base());
+    if (q_len == 97) shape.q_heads = shape.kv_heads;
+    Options options = probes.base();
+    if (q_len == 33) options.causal = probes.can.causal;
+    if (q_len == 33 && options.causal == probes.base().causal) continue;
+    GradientCall call = gradient_call(probes, shape, options);
     fill_random(call, 1, probes.seed);
+    GradientCall other = call;
+    fill_random(other, 1, probes.seed + 1);
     const RanGradients first = run_gradients(probes, call);
     if (auto f = failure_of(probes, first.result, FaultStage::determinism)) return *f;
     if (!first.result.ok()) continue;
     for (int i = 1; i < times; ++i) {
+      // Nothing of another call may stay.
+      if (i == times / 2) run_only(probes, other, probes.impl.default_setting());
       const GradientResult again = probes.impl.run_backward(call, probes.impl.default_setting());
       if (auto f = failure_of(probes, again, FaultStage::determinism)) return *f;
       if (!again.ok() || again.bits == first.result.bits) continue;

@@ -61,6 +61,23 @@ bool depends_on_ds_alone(ProbeSequence& probes, const GradientCall& call, std::i
   return true;
 }
 
+/// True if dS is off by another factor than `factor` with another number of keys.
+bool factor_of_length(ProbeSequence& probes, std::int64_t head_dim, double factor,
+                      std::int64_t kv_len) {
+  constexpr double kNothing = 1e-3;
+  if (!(std::fabs(factor) > kNothing)) return false;
+  for (const auto& [q_len, other_len] : kShapes) {
+    if (other_len == kv_len) continue;
+    const GradientCall call = uniform_call(probes, q_len, other_len, head_dim);
+    const Readings readings = read_ds(probes, call, score_dims(head_dim));
+    if (readings.all.empty()) continue;
+    const Diagnosis other = diagnose(readings.all.front(), FaultStage::dp);
+    if (std::fabs(other.factor) > kNothing && std::fabs(other.factor / factor - 1) > 0.01)
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim) {
@@ -69,17 +86,22 @@ Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim) {
     const Readings readings = read_ds(probes, call, score_dims(head_dim));
     Finding f = explain(probes, readings, call, FaultStage::dp, "uniform P, output 0");
     if (!f.found()) continue;
-    // Keys of a row are shifted alike, so exchanged keys are not.
-    const bool exchanged =
-        !readings.all.empty() && diagnose(readings.all.front(), FaultStage::dp).exchanged;
-    const bool of_ds = (f.stage == FaultStage::dp || f.stage == FaultStage::scale) &&
-                       depends_on_ds_alone(probes, call, head_dim);
-    if (of_ds && f.stage == FaultStage::dp && !exchanged) {
+    if (f.stage != FaultStage::dp && f.stage != FaultStage::scale) return f;
+    const Diagnosis first =
+        readings.all.empty() ? Diagnosis{} : diagnose(readings.all.front(), FaultStage::dp);
+    if (factor_of_length(probes, head_dim, first.factor, kv_len)) {
+      f.stage = FaultStage::ds;
+      f.detail += "; the factor depends on the number of keys, so it is one of P";
+    } else if (!depends_on_ds_alone(probes, call, head_dim)) {
+      // Other factors than the scale are no mistake with it if delta does not have them.
+      if (f.stage != FaultStage::scale) return f;
+      const double powers = std::log(first.factor) / std::log(readings.all.front().scale);
+      f.detail += "; but not of delta";
+      if (std::fabs(std::fabs(powers) - 1) > 0.01) f.stage = FaultStage::dp;
+    } else if (f.stage == FaultStage::dp && !first.exchanged) {
+      // Keys of a row are shifted alike, so exchanged keys are not.
       f.stage = FaultStage::ds;
       f.detail += "; it stays the same when dP and delta change by the same amount";
-    } else if (!of_ds && f.stage == FaultStage::scale) {
-      f.stage = FaultStage::dp;
-      f.detail += "; but not of delta";
     }
     return f;
   }
@@ -125,10 +147,9 @@ Finding probe_grad_ds(ProbeSequence& probes, std::int64_t head_dim) {
       if (!ran.result.ok() || ran.ok()) continue;
       for (const int g : {kDq, kDk}) {
         if (ran.judged[g].ok()) continue;
-        const bool small = ran.judged[g].non_finite == 0 && ran.judged[g].relative_error < 0x1p-5;
-        const FaultStage stage = small      ? FaultStage::precision
-                                 : g == kDq ? FaultStage::dq
-                                            : FaultStage::dk;
+        const FaultStage stage = is_imprecise(ran.judged[g]) ? FaultStage::precision
+                                 : g == kDq                  ? FaultStage::dq
+                                                             : FaultStage::dk;
         return gradient_finding(probes, stage, "dS is correct, but " + worst_element(call, ran, g),
                                 call, ran, g);
       }

@@ -14,7 +14,13 @@ Finding check_shifted(ProbeSequence& probes, std::int64_t head_dim, double shift
   if (auto f = failure_of(probes, ran.result, FaultStage::dv)) return *f;
   if (!ran.result.ok() || ran.ok()) return {};
   const int g = ran.worst();
-  return gradient_finding(probes, FaultStage::dv,
+  // If dv is correct, P is.
+  const bool dq = !ran.judged[kDq].ok(), dk = !ran.judged[kDk].ok();
+  const FaultStage stage = !ran.judged[kDv].ok() ? FaultStage::dv
+                           : dq && dk            ? FaultStage::ds
+                           : dq                  ? FaultStage::dq
+                                                 : FaultStage::dk;
+  return gradient_finding(probes, stage,
                           "scores near " + number(shift) + ": " + worst_element(call, ran, g), call,
                           ran, g);
 }
@@ -39,6 +45,13 @@ Finding probe_grad_dv(ProbeSequence& probes, std::int64_t head_dim) {
       const Readings readings = read_p(probes, call);
       Finding f = explain(probes, readings, call, FaultStage::dv,
                           sigma == 0 ? "Q = 0, dout one-hot" : "random scores, dout one-hot");
+      if (f.stage == FaultStage::accumulate && sigma == 0) {
+        // Equal weights hide whether others stand in the place of the lost ones.
+        fill_random(call, 1, probes.seed);
+        Finding other = explain(probes, read_p(probes, call), call, FaultStage::dv,
+                                "random scores, dout one-hot");
+        if (other.found()) f = std::move(other);
+      }
       if (f.stage == FaultStage::accumulate) {
         f.stage = stage_of_lost_terms(probes, probes.shape(q_len, kv_len, head_dim, false));
       }

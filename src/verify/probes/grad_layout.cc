@@ -28,6 +28,10 @@ bool correct_with(ProbeSequence& probes, Shape shape, std::int64_t batch, std::i
 Finding explain_heads(ProbeSequence& probes, GradientCall& call, const RanGradients& ran,
                       const Shape& shape) {
   const int worst = ran.worst();
+  if (const std::string unwritten = unwritten_elements(ran.result); !unwritten.empty()) {
+    return gradient_finding(probes, FaultStage::coverage,
+                            unwritten + ": " + worst_element(call, ran, worst), call, ran, worst);
+  }
   const bool needs_batch =
       shape.batch > 1 && correct_with(probes, shape, 1, shape.q_heads, shape.kv_heads);
   const bool needs_group =
@@ -59,18 +63,36 @@ Finding explain_heads(ProbeSequence& probes, GradientCall& call, const RanGradie
 Finding check_heads(ProbeSequence& probes, GradientCall& call, const RanGradients& ran,
                     const Shape& shape) {
   HeadDiagnosis d = exchanged_gradients(call, ran);
+  if (d.stage == FaultStage::none && probes.can.full) {
+    d = exchanged_axes(call, ran, probes.impl.default_setting().inputs);
+  }
+  if (d.stage == FaultStage::none) d = mixed_heads(call, ran);
   if (d.stage == FaultStage::none) d = operand_of_another_head(call, ran);
-  if (d.stage == FaultStage::none) d = added_head(call, ran);
   if (d.stage == FaultStage::none && probes.can.full) d = tensor_of_another_head(call, ran);
   const int worst = ran.worst();
   if (d.stage != FaultStage::none) {
     return gradient_finding(probes, d.stage, d.text + ": " + worst_element(call, ran, worst), call,
                             ran, worst);
   }
-  const JudgedGradient& j = ran.judged[worst];
-  const bool small = j.non_finite == 0 && j.relative_error < 0x1p-5;
-  if (small || shape.batch * shape.q_heads == 1 || !correct_with(probes, shape, 1, 1, 1)) return {};
+  if (is_imprecise(ran.judged[worst]) || shape.batch * shape.q_heads == 1 ||
+      !correct_with(probes, shape, 1, 1, 1))
+    return {};
   return explain_heads(probes, call, ran, shape);
+}
+
+/// More batches, heads and heads of a group than the other probes have.
+Finding check_many_heads(ProbeSequence& probes, std::int64_t head_dim) {
+  Shape shape = probes.shape(3, 5, head_dim);
+  if (probes.pinned || head_dim != probes.main_dim()) return {};
+  if (probes.can.batch) shape.batch = 3;
+  shape.q_heads = 16;
+  shape.kv_heads = probes.can.gqa ? 2 : shape.q_heads;
+  GradientCall call = gradient_call(probes, shape, probes.base());
+  fill_random(call, 1, probes.seed);
+  const RanGradients ran = run_gradients(probes, call);
+  if (auto f = failure_of(probes, ran.result, FaultStage::layout)) return *f;
+  if (!ran.result.ok() || ran.ok()) return {};
+  return check_heads(probes, call, ran, shape);
 }
 
 }  // namespace
@@ -91,14 +113,15 @@ Finding probe_grad_layout(ProbeSequence& probes, std::int64_t head_dim) {
     // With a fault of compact tensors, strides show nothing.
     if (native) return check_heads(probes, call, ran, shape);
     const int worst = ran.worst();
-    return gradient_finding(
-        probes, FaultStage::layout,
-        std::string(layout == MemoryLayout::padded ? "padded rows and heads: "
-                                                   : "rows before heads in memory: ") +
-            worst_element(call, ran, worst) + "; compact tensors give the correct gradients",
-        call, ran, worst);
+    return gradient_finding(probes, FaultStage::layout,
+                            std::string(layout == MemoryLayout::padded
+                                            ? "padded rows and heads, in every tensor others: "
+                                            : "rows before heads in memory: ") +
+                                worst_element(call, ran, worst) +
+                                "; compact tensors give the correct gradients",
+                            call, ran, worst);
   }
-  return {};
+  return check_many_heads(probes, head_dim);
 }
 
 }  // namespace flashcore::verify

@@ -71,6 +71,8 @@ std::vector<Drawn> feature_pairs(const ProbeSequence& probes) {
       d.options = probes.base();
       d.sigma = kSigmas[pairs.size() % std::size(kSigmas)];
       add_feature(one, d), add_feature(other, d);
+      // Small scores leave a softcap without effect.
+      if (d.options.softcap > 0) d.sigma = std::max(d.sigma, 2.0);
       pairs.push_back(d);
     }
   }
@@ -135,6 +137,7 @@ Drawn smallest(ProbeSequence& probes, Drawn d) {
     if (!probes.can.cross) smaller.shape.q_len = smaller.shape.kv_len;
     if (run(probes, smaller).failed()) d = smaller;
   };
+  keep([](Drawn& s) { s.dout_sigma = 1; });
   keep([](Drawn& s) { s.shape.batch = 1; });
   keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads = 1; });
   for (int step = 0; step < 6 && probes.can.length_step == 1; ++step) {
@@ -148,7 +151,6 @@ Drawn smallest(ProbeSequence& probes, Drawn d) {
   keep([](Drawn& s) { s.options.softcap = 0; });
   keep([](Drawn& s) { s.options.scale.reset(); });
   keep([](Drawn& s) { s.shape.v_dim = s.shape.head_dim; });
-  keep([](Drawn& s) { s.dout_sigma = 1; });
   keep([](Drawn& s) { s.sigma = 1; });
   return d;
 }
@@ -158,11 +160,41 @@ bool has_mask(const ProbeSequence& probes, const Drawn& d) {
          d.options.window_right >= 0;
 }
 
+/// True if P and dS are wrong, and dS is not that of the wrong P.
+bool has_two_causes(ProbeSequence& probes, const Ran& r) {
+  if (r.ran.judged[kDv].ok() || r.ran.judged[kDq].ok() || r.ran.judged[kDk].ok()) return false;
+  const Tensors& t = r.call.forward.tensors;
+  const std::int64_t d = t.q.shape[3], used = score_dims(d);
+  GradientCall call = r.call;
+  // The columns that read dS take no part in the scores.
+  for (const TensorView* view : {&call.forward.tensors.q, &call.forward.tensors.k}) {
+    auto* x = static_cast<double*>(view->data);
+    for (std::int64_t row = 0; row < view->shape[0] * view->shape[1] * view->shape[2]; ++row) {
+      std::fill(x + row * d + used, x + (row + 1) * d, 0.0);
+    }
+  }
+  const Readings p = read_p(probes, call), ds = read_ds(probes, call, used);
+  if (p.all.empty() || ds.all.empty()) return false;
+  const Reading &of_p = p.all.front(), &of_ds = ds.all.front();
+  std::size_t wrong = 0, explained = 0;
+  for (std::size_t e = 0; e < of_p.got.size(); ++e) {
+    if (!of_p.wrong(e) || !of_p.visible(e)) continue;
+    const double got = of_ds.got[e] * of_p.want[e], want = of_p.got[e] * of_ds.want[e];
+    ++wrong;
+    explained += std::fabs(got - want) <= 0.02 * std::fabs(want) ? 1 : 0;
+  }
+  return wrong >= 4 && 2 * explained < wrong;
+}
+
 /// Stage of a shrunk failing call that needs options, by P and dS of the call. `seen` gets the
 /// evidence.
 FaultStage stage_with_options(ProbeSequence& probes, const Drawn& d, const Ran& r,
                               std::string& seen) {
   const bool mask = has_mask(probes, d);
+  if (mask && d.options.softcap > 0 && !d.dlse && has_two_causes(probes, r)) {
+    seen = "; neither P nor the slope of the softcap explains dS alone";
+    return FaultStage::unlocalised;
+  }
   const FaultStage fallback = d.dlse                  ? FaultStage::dlse
                               : d.options.softcap > 0 ? FaultStage::ds
                               : d.options.scale       ? FaultStage::scale
@@ -187,9 +219,8 @@ FaultStage stage_with_options(ProbeSequence& probes, const Drawn& d, const Ran& 
 
 /// Stage of a shrunk failing call without options, by the gradients that are wrong.
 FaultStage stage_of(const Drawn& d, const RanGradients& ran) {
-  const JudgedGradient& worst = ran.judged[ran.worst()];
   if (d.shape.v_dim != d.shape.head_dim) return FaultStage::layout;
-  if (worst.non_finite == 0 && worst.relative_error < 0x1p-5) return FaultStage::precision;
+  if (is_imprecise(ran.judged[ran.worst()])) return FaultStage::precision;
   const bool dv = !ran.judged[kDv].ok(), dq = !ran.judged[kDq].ok(), dk = !ran.judged[kDk].ok();
   if (dv && !dq && !dk) return FaultStage::dv;
   if (dq && !dk) return FaultStage::dq;
@@ -240,7 +271,7 @@ Finding explain_random(ProbeSequence& probes, const Drawn& drawn) {
     stage = stage_with_options(probes, clearer, run(probes, clearer), seen);
   } else {
     if (Finding f = run_probes_at(probes, clearer.shape); f.found()) return f;
-    stage = stage_of(shrunk, r.ran);
+    stage = stage_of(clearer, run(probes, clearer).ran);
   }
   const int g = r.ran.worst();
   return gradient_finding(probes, stage,

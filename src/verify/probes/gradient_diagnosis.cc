@@ -22,12 +22,6 @@ std::string entry_name(const Reading& r, std::size_t entry) {
          ", key " + decimal(entry % keys);
 }
 
-/// "dS of head 0, row 1, key 2 is 0.5 instead of 0.25 in dq"
-std::string shown(const Reading& r, std::size_t entry) {
-  return name_of(r) + " of " + entry_name(r, entry) + " is " + number(r.got[entry]) +
-         " instead of " + number(r.want[entry]) + " in " + kGradientNames[r.from];
-}
-
 std::vector<std::size_t> wrong_entries(const Reading& r) {
   std::vector<std::size_t> wrong;
   for (std::size_t e = 0; e < r.got.size(); ++e) {
@@ -171,23 +165,33 @@ Diagnosis exchanged(const Reading& r, const std::vector<std::size_t>& wrong, Fau
 }
 
 /// The name of a factor that a mistake with the scale explains; empty: none.
-std::string scale_factor(double factor, double scale, double v_dim_scale) {
-  const struct {
+std::string scale_factor(double factor, const Reading& r) {
+  const double scale = r.scale, of_dim = 1 / std::sqrt(r.head_dim);
+  struct Known {
     double value;
     const char* name;
-  } known[] = {{scale, "the scale is applied twice"},
-               {1 / scale, "the scale is missing"},
-               {scale * scale, "the scale is applied three times"},
-               {std::sqrt(scale), "the factor is the root of the scale"},
-               {1 / std::sqrt(scale), "the factor is the inverse root of the scale"},
-               {1 / std::log(2.0), "the factor is log2(e)"},
-               {std::log(2.0), "the factor is ln(2)"},
-               {scale / std::log(2.0), "the factor is scale * log2(e)"},
-               {1 / scale / std::log(2.0), "the factor is log2(e) / scale"},
-               {v_dim_scale / scale, "the scale is that of v_dim"},
-               {2, "the factor is 2"},
-               {0.5, "the factor is 1/2"}};
-  for (const auto& one : known) {
+  };
+  std::vector<Known> known{{scale, "the scale is applied twice"},
+                           {1 / scale, "the scale is missing"},
+                           {scale * scale, "the scale is applied three times"},
+                           {1 / scale / scale, "the scale is divided by"},
+                           {std::sqrt(scale), "the factor is the root of the scale"},
+                           {1 / std::sqrt(scale), "the factor is the inverse root of the scale"},
+                           {1 / std::log(2.0), "the factor is log2(e)"},
+                           {std::log(2.0), "the factor is ln(2)"},
+                           {scale / std::log(2.0), "the factor is scale * log2(e)"},
+                           {1 / scale / std::log(2.0), "the factor is log2(e) / scale"},
+                           {r.v_dim_scale / scale, "the scale is that of v_dim"},
+                           {of_dim / scale, "the scale is the default one"},
+                           {2, "the factor is 2"},
+                           {0.5, "the factor is 1/2"}};
+  for (const double step : {16, 32, 64, 128, 256}) {
+    const double padded = std::ceil(r.head_dim / step) * step;
+    if (padded > r.head_dim) {
+      known.push_back({1 / std::sqrt(padded) / scale, "the scale is that of a padded head dim"});
+    }
+  }
+  for (const Known& one : known) {
     if (std::fabs(factor / one.value - 1) < 0.004) return one.name;
   }
   return "";
@@ -214,10 +218,12 @@ Diagnosis common_factor(const Reading& r, FaultStage fallback) {
   if (std::fabs(factor - 1) < kNoise / 4) return {};  // rounding may be the same for all entries
   const std::size_t worst = worst_entry(r);
   const std::string text = name_of(r) + " is " + number(factor) + " times as large everywhere";
-  const std::string why = r.from == kDv ? "" : scale_factor(factor, r.scale, r.v_dim_scale);
-  if (!why.empty()) return {FaultStage::scale, text + ", " + why + ": " + shown(r, worst), true};
+  const std::string why = r.from == kDv ? "" : scale_factor(factor, r);
+  if (!why.empty()) {
+    return {FaultStage::scale, text + ", " + why + ": " + shown(r, worst), true, false, factor};
+  }
   if (factor == 0) return {fallback, name_of(r) + " is 0 everywhere: " + shown(r, worst), false};
-  return {fallback, text + ": " + shown(r, worst), false};
+  return {fallback, text + ": " + shown(r, worst), false, false, factor};
 }
 
 /// dS / P is off by the same amount for all keys of a row.
@@ -390,6 +396,15 @@ Diagnosis rounding(const Reading& r, const std::vector<std::size_t>& wrong) {
           true};
 }
 
+std::vector<double> ratios_of(const Reading& r) {
+  std::vector<double> ratios(r.got.size());
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    const double error = std::fabs(r.got[e] - r.want[e]);
+    ratios[e] = error == 0 ? 0 : error / r.bound[e];
+  }
+  return ratios;
+}
+
 Diagnosis noise(const Reading& r) {
   double error2 = 0, want2 = 0;
   for (std::size_t e = 0; e < r.got.size(); ++e) {
@@ -397,7 +412,7 @@ Diagnosis noise(const Reading& r) {
     want2 += r.want[e] * r.want[e];
   }
   const double relative = std::sqrt(error2 / want2);
-  if (!(relative < kNoise)) return {};
+  if (!(relative < kNoise) || are_few_large_errors(ratios_of(r))) return {};
   return {
       FaultStage::precision,
       name_of(r) + " has a relative error of " + number(relative) + ": " + shown(r, worst_entry(r)),
@@ -418,6 +433,11 @@ double rms(const Reading& r) {
 
 }  // namespace
 
+std::string shown(const Reading& r, std::size_t entry) {
+  return name_of(r) + " of " + entry_name(r, entry) + " is " + number(r.got[entry]) +
+         " instead of " + number(r.want[entry]) + " in " + kGradientNames[r.from];
+}
+
 Diagnosis diagnose(const Reading& r, FaultStage fallback) {
   const std::vector<std::size_t> wrong = wrong_entries(r);
   if (wrong.empty()) {
@@ -433,7 +453,9 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
   if (Diagnosis d = other_power_of_p(r, wrong); d.stage != FaultStage::none) return d;
   if (Diagnosis d = common_factor(r, fallback); d.stage != FaultStage::none) return d;
   if (Diagnosis d = delta_error(r); d.structural) return d;
+  if (Diagnosis d = delta_of_tiles(r); d.structural) return d;
   if (Diagnosis d = rounding(r, wrong); d.structural) return d;
+  if (Diagnosis d = wrong_term(r, wrong); d.structural) return d;
   if (Diagnosis d = unweighted_delta(r); d.structural) return d;
   if (Diagnosis d = score_scale(r); d.structural) return d;
   if (Diagnosis d = noise(r); d.structural) return d;

@@ -33,6 +33,17 @@ Evidence evidence_of(const Reading& reading, const std::string& call) {
   return e;
 }
 
+/// True if the same entries are wrong in all readings.
+bool same_entries(const Readings& readings) {
+  const Reading& first = readings.all.front();
+  return std::all_of(readings.all.begin(), readings.all.end(), [&](const Reading& r) {
+    for (std::size_t e = 0; e < r.got.size(); ++e) {
+      if (r.wrong(e) != first.wrong(e)) return false;
+    }
+    return true;
+  });
+}
+
 }  // namespace
 
 FaultStage stage_of_lost_terms(ProbeSequence& probes, const Shape& shape) {
@@ -73,9 +84,18 @@ Finding explain(const ProbeSequence& probes, const Readings& readings, const Gra
   const auto& [diagnosis, reading] = faults.front();
   FaultStage stage = diagnosis.stage;
   std::string text = diagnosis.text;
+  if (stage == FaultStage::accumulate && faults.size() == 2 &&
+      faults[1].first.stage == FaultStage::accumulate && same_entries(readings)) {
+    stage = fallback == FaultStage::accumulate ? FaultStage::ds : fallback;
+    text += "; dq and dk show the same entries, so dS itself lacks them";
+  }
   if (faults.size() < readings.all.size()) {
     text += std::string("; ") + (reading->from == kDq ? "dk" : "dq") + " shows the correct dS";
     if (!diagnosis.structural) stage = reading->from == kDq ? FaultStage::dq : FaultStage::dk;
+  }
+  if (!readings.unwritten.empty() && !outranks_coverage(stage)) {
+    stage = FaultStage::coverage;
+    text = readings.unwritten + ": " + text;
   }
   Finding f = probes.finding(stage, input + ": " + text);
   f.call = describe(call);

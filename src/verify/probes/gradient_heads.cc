@@ -229,31 +229,6 @@ HeadDiagnosis operand_of_another_head(const GradientCall& call, const RanGradien
   return {};
 }
 
-HeadDiagnosis added_head(const GradientCall& call, const RanGradients& ran) {
-  const Sizes s(call);
-  const std::size_t heads[] = {s.heads, s.kv_heads, s.kv_heads};
-  for (int g = 0; g < kGradients; ++g) {
-    const std::size_t per_head = ran.judged[g].ratio.size() / heads[g];
-    for (std::size_t head = 0; head < heads[g]; ++head) {
-      if (!head_is_wrong(ran, g, head, per_head)) continue;
-      std::vector<double> error(per_head);
-      for (std::size_t i = 0; i < per_head; ++i) {
-        const std::size_t at = head * per_head + i;
-        error[i] = ran.result.value[g][at] - ran.expected.of(g).value[at];
-      }
-      for (std::size_t other = 0; other < heads[g]; ++other) {
-        const double* x = ran.result.value[g].data() + other * per_head;
-        if (other == head || !(distance(error.data(), x, per_head) < kExplained)) continue;
-        return {FaultStage::accumulate,
-                std::string(kGradientNames[g]) + " of head " + decimal(other) +
-                    " (counted over all batches) is added to that of head " + decimal(head)};
-      }
-      break;  // the first wrong head tells
-    }
-  }
-  return {};
-}
-
 HeadDiagnosis tensor_of_another_head(const GradientCall& call, const RanGradients& ran) {
   const Sizes s(call);
   const std::size_t per_head = s.rows * s.head_dim;

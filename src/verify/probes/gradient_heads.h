@@ -20,8 +20,13 @@ HeadDiagnosis tensor_of_another_head(const GradientCall& call, const RanGradient
 /// dv alone, or dk alone, is that with dout, or Q, of other heads.
 HeadDiagnosis operand_of_another_head(const GradientCall& call, const RanGradients& ran);
 
-/// A head holds the gradient of another head besides its own.
-HeadDiagnosis added_head(const GradientCall& call, const RanGradients& ran);
+/// A gradient is a sum of parts of query heads, but not of its own ones, each once.
+HeadDiagnosis mixed_heads(const GradientCall& call, const RanGradients& ran);
+
+/// A tensor is read or written as if its axes were in another order. `native` is the layout of the
+/// call.
+HeadDiagnosis exchanged_axes(const GradientCall& call, const RanGradients& ran,
+                             MemoryLayout native);
 
 /// A gradient that holds another gradient, or the same one of other heads.
 HeadDiagnosis exchanged_gradients(const GradientCall& call, const RanGradients& ran);

@@ -26,6 +26,7 @@ Reading blank_reading(int from, const Sizes& s, double scale) {
   r.from = from;
   r.heads = s.batch * s.q_heads, r.rows = s.rows, r.keys = s.keys;
   r.scale = scale;
+  r.head_dim = static_cast<double>(s.head_dim);
   r.v_dim_scale = 1.0 / std::sqrt(static_cast<double>(s.v_dim));
   const auto count = static_cast<std::size_t>(r.heads * r.rows * r.keys);
   for (std::vector<double>* values : {&r.got, &r.want, &r.bound, &r.p}) values->assign(count, 0.0);
@@ -53,6 +54,7 @@ void take_context(const ExpectedGradients& expected, Reading& r) {
 /// Runs a block of a reading. False if it has no result.
 bool run_block(ProbeSequence& probes, GradientCall& call, Readings& readings, RanGradients& ran) {
   ran = run_gradients(probes, call);
+  if (readings.unwritten.empty()) readings.unwritten = unwritten_elements(ran.result);
   if (ran.result.ok()) return true;
   readings.failure = failure_of(probes, ran.result, FaultStage::unlocalised);
   readings.all.clear();

@@ -5,6 +5,7 @@
 // is measured entry by entry, and by two products that share no code after it.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ struct Reading {
   // Of the oracle, for explanations.
   std::vector<double> p;      ///< probabilities
   std::vector<double> delta;  ///< per row
-  double scale = 1;
+  double scale = 1, head_dim = 64;
   double v_dim_scale = 1;  ///< scale if v_dim were the head dim
 
   std::size_t at(std::int64_t head, std::int64_t row, std::int64_t key) const {
@@ -33,12 +34,15 @@ struct Reading {
 
 /// "P" or "dS".
 inline std::string name_of(const Reading& r) { return r.from == kDv ? "P" : "dS"; }
+/// "dS of head 0, row 1, key 2 is 0.5 instead of 0.25 in dq"
+std::string shown(const Reading& reading, std::size_t entry);
 /// The entry with the largest error relative to its bound.
 std::size_t worst_entry(const Reading& reading);
 
 struct Readings {
   std::vector<Reading> all;
   std::optional<Finding> failure;  ///< of a call; no readings then
+  std::string unwritten;           ///< elements of a gradient that no call should leave
 };
 
 /// P from dv; q, k and the options of the call.
@@ -55,10 +59,17 @@ inline std::int64_t score_dims(std::int64_t head_dim) { return head_dim / 2; }
 struct Diagnosis {
   FaultStage stage = FaultStage::none;
   std::string text;
-  bool structural = false;  ///< a known pattern, not the fallback
-  bool exchanged = false;   ///< heads, rows or keys in each other's place
+  bool structural = false;       ///< a known pattern, not the fallback
+  bool exchanged = false;        ///< heads, rows or keys in each other's place
+  double factor = std::nan("");  ///< of all entries, if that is the fault
 };
 Diagnosis diagnose(const Reading& reading, FaultStage fallback);
+
+// Patterns of dS that gradient_terms.cc knows.
+/// dS / P is off by one amount for all keys of a tile: each tile has its own delta.
+Diagnosis delta_of_tiles(const Reading& reading);
+/// dS is that with dP, or P, of another key or row, or with dP of 0, its magnitude or a multiple.
+Diagnosis wrong_term(const Reading& reading, const std::vector<std::size_t>& wrong);
 
 /// The finding of all readings of dS or P together, or none. A fault that no pattern explains is
 /// `fallback` if all readings have it, else the product that shows it.

@@ -1,5 +1,7 @@
-// Frozen mutants of the backward pass: masks, the gradient of the LSE, and faults of few inputs.
-#include "mutants/frozen_backward.h"
+// The second table of mutants of the backward pass: masks, the gradient of the LSE, and faults of
+// few inputs.
+#include "mutants/bwd_faults.h"
+#include "mutants/bwd_tools.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -99,7 +101,8 @@ void packed_rows_as_positions(BackwardParts& p) {
 
 std::vector<Mutant> mask_faults() {
   return {
-      backward("bwd_dq_of_empty_rows_unwritten", mask, "f32 f16", dq_of_empty_rows_unwritten),
+      backward("bwd_dq_of_empty_rows_unwritten", mask, "f32 f16", dq_of_empty_rows_unwritten,
+               coverage),
       backward("bwd_sides_of_the_window_swapped", mask, "f32 bf16", sides_of_the_window_swapped),
       backward("bwd_first_query_tile_rounded_up", mask, "f32", first_query_tile_rounded_up),
       backward("bwd_mask_missing_in_dq", mask, "f32 f16", mask_missing_in_dq),
@@ -228,7 +231,7 @@ std::vector<Mutant> faults_of_few_inputs() {
 
 }  // namespace
 
-std::vector<Mutant> frozen_option_faults() {
+std::vector<Mutant> bwd_second_options() {
   std::vector<Mutant> all;
   for (const auto& part : {mask_faults(), dlse_faults(), faults_of_few_inputs()}) {
     all.insert(all.end(), part.begin(), part.end());

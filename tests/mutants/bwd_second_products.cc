@@ -1,8 +1,9 @@
-// Frozen mutants of the backward pass: dq, dk, sums over tiles, scales and precision.
+// The second table of mutants of the backward pass: dq, dk, sums over tiles, scales and precision.
 #include <bit>
 #include <limits>
 
-#include "mutants/frozen_backward.h"
+#include "mutants/bwd_faults.h"
+#include "mutants/bwd_tools.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -230,7 +231,7 @@ std::vector<Mutant> scale_faults() {
   return {
       backward("bwd_dk_times_log2e", scale, "f32 f16", dk_times_log2e),
       backward("bwd_exp2_of_scores_of_base_e", scale, "f32 f16", exp2_of_scores_of_base_e),
-      backward("bwd_dp_scaled_like_the_scores", scale, "f32", dp_scaled_like_the_scores),
+      backward("bwd_dp_scaled_like_the_scores", scale, "f32", dp_scaled_like_the_scores, dp),
       backward("bwd_gradients_scaled_twice", scale, "f32 bf16", gradients_scaled_twice),
       backward("bwd_dk_scaled_by_v_dim", scale, "f32", dk_scaled_by_v_dim),
   };
@@ -317,7 +318,7 @@ std::vector<Mutant> precision_faults() {
 
 }  // namespace
 
-std::vector<Mutant> frozen_product_faults() {
+std::vector<Mutant> bwd_second_products() {
   std::vector<Mutant> all;
   for (const auto& part :
        {dq_faults(), dk_faults(), accumulate_faults(), scale_faults(), precision_faults()}) {

@@ -1,5 +1,7 @@
-// Frozen mutants of the backward pass: what is written, read and added where, and when.
-#include "mutants/frozen_backward.h"
+// The second table of mutants of the backward pass: what is written, read and added where, and
+// when.
+#include "mutants/bwd_faults.h"
+#include "mutants/bwd_tools.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -414,7 +416,7 @@ std::vector<Mutant> bounds_faults() {
 
 }  // namespace
 
-std::vector<Mutant> frozen_memory_faults() {
+std::vector<Mutant> bwd_second_memory() {
   std::vector<Mutant> all;
   for (const auto& part :
        {coverage_faults(), races(), layout_faults(), tail_faults(), bounds_faults()}) {
