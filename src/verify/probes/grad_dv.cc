@@ -25,6 +25,17 @@ Finding check_shifted(ProbeSequence& probes, std::int64_t head_dim, double shift
                           ran, g);
 }
 
+/// True if entries that are correct in `before` are wrong in `after`.
+bool has_other_errors(const Readings& before, const Readings& after) {
+  if (before.all.empty() || after.all.empty()) return false;
+  const Reading &a = before.all.front(), &b = after.all.front();
+  std::size_t both = 0, later = 0;
+  for (std::size_t e = 0; e < b.got.size(); ++e) {
+    if (b.wrong(e)) ++(a.wrong(e) ? both : later);
+  }
+  return 20 * later > both;
+}
+
 }  // namespace
 
 /// After dS: its own faults show in such calls, too.
@@ -46,11 +57,12 @@ Finding probe_grad_dv(ProbeSequence& probes, std::int64_t head_dim) {
       Finding f = explain(probes, readings, call, FaultStage::dv,
                           sigma == 0 ? "Q = 0, dout one-hot" : "random scores, dout one-hot");
       if (f.stage == FaultStage::accumulate && sigma == 0) {
-        // Equal weights hide whether others stand in the place of the lost ones.
+        // Equal weights hide whether others stand in the place of correct ones.
         fill_random(call, 1, probes.seed);
-        Finding other = explain(probes, read_p(probes, call), call, FaultStage::dv,
-                                "random scores, dout one-hot");
-        if (other.found()) f = std::move(other);
+        const Readings other = read_p(probes, call);
+        if (has_other_errors(readings, other)) {
+          f = explain(probes, other, call, FaultStage::dv, "random scores, dout one-hot");
+        }
       }
       if (f.stage == FaultStage::accumulate) {
         f.stage = stage_of_lost_terms(probes, probes.shape(q_len, kv_len, head_dim, false));
