@@ -86,6 +86,12 @@ std::vector<Kind> kinds_of_calls(const ProbeSequence& probes, std::int64_t head_
       Shape& s = add(of_keys ? 1 : 1100, of_keys ? 1100 : 1, "long: ").shape;
       s.q_heads = s.kv_heads;
     }
+    if (!probes.pinned) {
+      Shape& s = add(2, 3, "many heads: ").shape;
+      s.batch = probes.can.batch ? 3 : 1;
+      s.q_heads = 8;
+      s.kv_heads = probes.can.gqa ? 4 : 8;
+    }
     if (probes.can.causal && probes.can.cross) {
       add(9, 5, "rows without keys: ").options.causal = true;
     }

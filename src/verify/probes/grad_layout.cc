@@ -92,7 +92,10 @@ Finding check_many_heads(ProbeSequence& probes, std::int64_t head_dim) {
   const RanGradients ran = run_gradients(probes, call);
   if (auto f = failure_of(probes, ran.result, FaultStage::layout)) return *f;
   if (!ran.result.ok() || ran.ok()) return {};
-  return check_heads(probes, call, ran, shape);
+  // In so many elements a narrow format exceeds a bound by chance; later probes read it.
+  const JudgedGradient& j = ran.judged[ran.worst()];
+  const bool by_chance = j.worst < 8 && 20 * j.wrong < static_cast<std::int64_t>(j.ratio.size());
+  return by_chance ? Finding{} : check_heads(probes, call, ran, shape);
 }
 
 }  // namespace
