@@ -3,8 +3,7 @@
 // probes, and correct implementations; then those of the backward pass.
 //
 //   flashcore_mutants [--full] [--all] [--seeds N] [--sample N] [--only NAME[,...]] [--show]
-//                     [--part first|frozen|adversary|correct|
-//                             bwd_first|bwd_frozen|bwd_unseen|bwd_correct]
+//                     [--part first|frozen|adversary|correct|bwd_first|bwd_frozen|bwd_correct]
 //
 // --sample N runs every Nth mutant of the backward pass. --full runs the full probes instead of the
 // quick ones, --all runs every dtype of a mutant, --show prints each report. The exit status is 0
@@ -22,7 +21,6 @@
 #include <thread>
 
 #include "mutants/mutants.h"
-#include "mutants/unseen_backward.h"
 #include "verify/probe_sequence.h"
 
 namespace flashcore::mutants {
@@ -231,8 +229,6 @@ int run_mutants(const Args& args) {
       part("bwd_first", "Backward: written together with the probes", first_backward_mutants);
   const Tally bwd_frozen =
       part("bwd_frozen", "Backward: written after the probes were frozen", frozen_backward_mutants);
-  const Tally bwd_unseen =
-      part("bwd_unseen", "Backward: written without sight of the probes", unseen_backward_mutants);
   const Tally bwd_correct = part("bwd_correct", "Backward: correct", correct_backwards);
   const auto good = [](const Tally& t) {
     return t.found == t.shown && t.named * 10 >= t.shown * 9 && t.too_slow == 0;
@@ -240,7 +236,7 @@ int run_mutants(const Args& args) {
   bool ok = correct.named == correct.shown && bwd_correct.named == bwd_correct.shown &&
             bwd_first.first_misnamed == 0;
   int shown = correct.shown + bwd_correct.shown;
-  for (const Tally* tally : {&first, &frozen, &adversary, &bwd_first, &bwd_frozen, &bwd_unseen}) {
+  for (const Tally* tally : {&first, &frozen, &adversary, &bwd_first, &bwd_frozen}) {
     ok = ok && good(*tally);
     shown += tally->shown;
   }
@@ -269,11 +265,10 @@ int main(int argc, char** argv) {
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       args.only = argv[++i];
     } else {
-      std::fprintf(
-          stderr,
-          "usage: flashcore_mutants [--full] [--all] [--seeds N] [--sample N] "
-          "[--part [bwd_]first|[bwd_]frozen|bwd_unseen|adversary|[bwd_]correct] [--only NAME[,...]] "
-          "[--show]\n");
+      std::fprintf(stderr,
+                   "usage: flashcore_mutants [--full] [--all] [--seeds N] [--sample N] "
+                   "[--part [bwd_]first|[bwd_]frozen|adversary|[bwd_]correct] [--only NAME[,...]] "
+                   "[--show]\n");
       return 2;
     }
   }

@@ -1,7 +1,7 @@
 // Unseen mutants of the backward pass: dq, dk, sums over tiles and heads, scales and precision.
 #include <limits>
 
-#include "mutants/unseen_backward.h"
+#include "mutants/frozen_backward.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -348,7 +348,7 @@ void results_staged_in_f16(BackwardParts& p) {
 
 }  // namespace
 
-std::vector<Mutant> unseen_product_faults() {
+std::vector<Mutant> frozen_product_faults() {
   std::vector<Mutant> all = {
       backward("bwd_results_staged_in_f16", unlocalised, "bf16", results_staged_in_f16)};
   for (const auto& part :

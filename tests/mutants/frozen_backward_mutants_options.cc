@@ -1,5 +1,5 @@
 // Unseen mutants of the backward pass: masks and the gradient of the LSE.
-#include "mutants/unseen_backward.h"
+#include "mutants/frozen_backward.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -238,7 +238,7 @@ std::vector<Mutant> dlse_faults() {
 
 }  // namespace
 
-std::vector<Mutant> unseen_option_faults() {
+std::vector<Mutant> frozen_option_faults() {
   std::vector<Mutant> all = mask_faults();
   const std::vector<Mutant> more = dlse_faults();
   all.insert(all.end(), more.begin(), more.end());

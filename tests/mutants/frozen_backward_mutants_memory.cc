@@ -1,7 +1,7 @@
 // Unseen mutants of the backward pass: what is written, read and added where, and when.
 #include <bit>
 
-#include "mutants/unseen_backward.h"
+#include "mutants/frozen_backward.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -388,7 +388,7 @@ std::vector<Mutant> bounds_faults() {
 
 }  // namespace
 
-std::vector<Mutant> unseen_memory_faults() {
+std::vector<Mutant> frozen_memory_faults() {
   std::vector<Mutant> all;
   for (const auto& part :
        {coverage_faults(), races(), layout_faults(), tail_faults(), bounds_faults()}) {

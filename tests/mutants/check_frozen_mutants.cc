@@ -2,7 +2,7 @@
 // each of its dtypes, and that the correct backward pass is not. It uses neither the verifier nor
 // its inputs.
 //
-//   flashcore_check_unseen_mutants [--show] [--unguarded]
+//   flashcore_check_frozen_mutants [--show] [--unguarded]
 //
 // A gradient is wrong if an element is off by more than 16 roundings of the largest one of its
 // tensor (f32: 3e-5 of it). A mutant of `determinism` must give such differences between calls, one
@@ -16,7 +16,7 @@
 #include <random>
 #include <sstream>
 
-#include "mutants/unseen_backward.h"
+#include "mutants/frozen_backward.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -391,7 +391,7 @@ bool is_as_expected(const Mutant& mutant, const Verdict& verdict, double limit) 
 }
 
 std::vector<Mutant> mutants_to_check(bool with_bounds) {
-  std::vector<Mutant> all = unseen_backward_mutants();
+  std::vector<Mutant> all = frozen_backward_mutants();
   std::erase_if(all,
                 [=](const Mutant& e) { return e.stage == FaultStage::bounds && !with_bounds; });
   all.push_back(backward("correct", FaultStage::none, "f32 bf16 f16", [](BackwardParts&) {}));
