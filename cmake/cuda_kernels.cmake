@@ -1,10 +1,10 @@
 # CUDA: finds an nvcc that can compile the kernels, and generates them from src/cuda/kernels.def.
 #
 # Sets FLASHCORE_HAS_CUDA and, if it is off, FLASHCORE_NO_CUDA_REASON. Writes
-# generated/compiled_kernels.inc (one FLASHCORE_COMPILED(id) per kernel) and one instantiation file per
-# family, inputs and head dim; sm80 kernels without PTX have their own. More files would take longer to
-# compile, because nvcc reads CUDA's headers for each file and architecture. Defines the object library
-# flashcore_cuda.
+# generated/compiled_kernels.inc (one FLASHCORE_COMPILED(id) per kernel) and instantiation files: one
+# per family, inputs and head dim, or several of these together; sm80 kernels without PTX have their
+# own. More files would take longer to compile, because nvcc reads CUDA's headers for each file and
+# architecture. Defines the object library flashcore_cuda.
 
 set(FLASHCORE_MIN_NVCC 12.8)
 set(FLASHCORE_HAS_CUDA OFF)
@@ -42,6 +42,14 @@ endif()
 set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: SASS, and PTX for later GPUs
 set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: SASS, and PTX for 86, 89 and later GPUs
 set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # only 90a has wgmma and setmaxnreg
+# Kernels that use no feature of an architecture: one run of the front end gives PTX, and from it the
+# machine code of all of them. A run for each would take half of the time.
+set(FLASHCORE_SHARED_simt_fwd arch=compute_75,code=[sm_75,sm_80,sm_90,compute_75])
+set(FLASHCORE_SHARED_simt_bwd ${FLASHCORE_SHARED_simt_fwd})
+# Large tiles of sm80: they use no clusters, and are launched without PDL (cuda/launch.cc). 8-bit K/V
+# are converted by instructions of sm_89.
+set(FLASHCORE_SHARED_sm80_large arch=compute_80,code=[sm_80,sm_90,compute_80])
+set(FLASHCORE_LARGE_TILE 64)  # core::is_large_tile()
 if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_simt ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
@@ -68,11 +76,33 @@ set(FLASHCORE_CONFIG_fp8 Fp8Config)
 set(FLASHCORE_ANY_DTYPE simt_native sm80_kv8)
 # Families whose template takes v_dim behind head_dim. In the others both are equal.
 set(FLASHCORE_TAKES_V_DIM sm90_bwd)
+# Files that are compiled together, and the name of that file. Each takes less time than the longest
+# file.
+set(FLASHCORE_TOGETHER
+  "simt_d[0-9]+" simt
+  "bwd_simt_d[0-9]+" bwd_simt
+  "bwd_sm80_d(64|96|128)" bwd_sm80_to_d128
+  "bwd_sm80_d(192|256)" bwd_sm80_to_d256
+  "sm80_kv8_d(64|128)" sm80_kv8_to_d128
+  "sm80_large_d(64|96|128)" sm80_large_to_d128
+  "sm80_large_d(192|256)" sm80_large_to_d256
+  "sm80_d(64|96|128|192|256)" sm80)
 # Kernels that may spill registers.
 set(FLASHCORE_MAY_SPILL simt)
 set(FLASHCORE_ELEMENT_f32 float)
 set(FLASHCORE_ELEMENT_f16 __half)
 set(FLASHCORE_ELEMENT_bf16 __nv_bfloat16)
+
+function(flashcore_file_of group result)
+  set(rules ${FLASHCORE_TOGETHER})
+  while(rules)
+    list(POP_FRONT rules pattern file)
+    if(group MATCHES "^${pattern}$")
+      set(group ${file})
+    endif()
+  endwhile()
+  set(${result} ${group} PARENT_SCOPE)
+endfunction()
 
 set(compiled "// Written by cmake/cuda_kernels.cmake from src/cuda/kernels.def.\n")
 set(groups "")
@@ -110,6 +140,12 @@ if(FLASHCORE_HAS_CUDA)
     set(group ${family}_d${head_dim})
     if(NOT inputs STREQUAL "native")
       set(group ${family}_${inputs}_d${head_dim})
+    endif()
+    set(shared_by ${family}_${op})
+    if(family STREQUAL "sm80" AND op STREQUAL "fwd" AND inputs STREQUAL "native"
+       AND NOT tile_q LESS FLASHCORE_LARGE_TILE)
+      set(shared_by sm80_large)
+      set(group sm80_large_d${head_dim})
     endif()
     set(config ${FLASHCORE_CONFIG_${inputs}})
     set(storage SharedStorage)
@@ -149,12 +185,14 @@ if(FLASHCORE_HAS_CUDA)
       set(masked "${bias}")
       set(ranges "${bias}")
     endif()
+    flashcore_file_of(${group} group)
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
     set(group_architectures_${group} ${FLASHCORE_ARCHITECTURES_${family}})
     if(code STREQUAL "sass")
       list(TRANSFORM group_architectures_${group} REPLACE "^([0-9]+)$" "\\1-real")
     endif()
+    set(group_code_${group} "${FLASHCORE_SHARED_${shared_by}}")
     set(group_form_${group} ${form})
     string(APPEND group_text_${group} "
 using Config_${id} = ${family}::${config}<${shape}>;
@@ -219,8 +257,13 @@ ${group_text_${group}}
 }  // namespace flashcore::cuda
 ")
     add_library(flashcore_${group} OBJECT ${source})
-    set_target_properties(flashcore_${group} PROPERTIES
-      CUDA_ARCHITECTURES "${group_architectures_${group}}")
+    if(group_code_${group} AND NOT FLASHCORE_ONLY_ARCHITECTURE AND NOT FLASHCORE_EMULATOR)
+      set_target_properties(flashcore_${group} PROPERTIES CUDA_ARCHITECTURES OFF)
+      target_compile_options(flashcore_${group} PRIVATE --generate-code=${group_code_${group}})
+    else()
+      set_target_properties(flashcore_${group} PROPERTIES
+        CUDA_ARCHITECTURES "${group_architectures_${group}}")
+    endif()
     target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # logs registers and spills
     if(NOT family IN_LIST FLASHCORE_MAY_SPILL AND NOT FLASHCORE_ASSERTS AND NOT FLASHCORE_FAULTS)
       target_compile_options(flashcore_${group} PRIVATE "SHELL:-Xptxas -warn-spills,-Werror")

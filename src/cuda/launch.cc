@@ -160,7 +160,7 @@ Status launch_attention(const Plan& plan, const core::AttentionParams& params, S
   LaunchOptions options{params.num_tiles, kernel.threads, kernel.smem_bytes};
   const FamilyTraits& traits = traits_of(kernel);
   // Only sm_90 SASS uses PDL. Later GPUs run the sm_80 PTX, which has no griddepcontrol.
-  options.programmatic_launch = traits.pdl && plan.device.compute_capability == 90;
+  options.programmatic_launch = uses_pdl(kernel) && plan.device.compute_capability == 90;
   if (params.packed_mask != nullptr) {
     FLASHCORE_RETURN_IF_ERROR(pack_mask(params, core::packed_mask(params), stream));
   }

@@ -61,7 +61,7 @@ constexpr std::int32_t blocks_per_sm(Operation op, const FamilyTraits& traits, I
       .blocks_per_sm();
 }
 
-/// Of kernels.def: whether later GPUs can run a kernel.
+/// The column `code` of kernels.def. GPUs later than sm_90 can run kernels with PTX only.
 enum class Code { sass, ptx };
 constexpr int kNewestSass = 90;
 

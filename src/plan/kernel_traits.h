@@ -48,7 +48,7 @@ struct FamilyTraits {
   Features features;  // supported by its kernels; see features_of_kernel()
   unsigned combine_modes;
   GqaPacking gqa_packing;
-  bool pdl;                   // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
+  bool pdl;                   // programmatic dependent launch on sm_90, but see uses_pdl()
   bool persistent;            // at most one CTA per SM, which loops over work tiles
   int index_bits;             // width of its row and tile counters
   std::uint8_t general_mods;  // core::ScoreMods that take the general path
@@ -165,6 +165,14 @@ constexpr bool is_fused(const KernelInfo& kernel) noexcept {
 /// Traits of an sm90 kernel without its pipeline depth.
 constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
   return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
+}
+
+/// True if the kernel's sm_90 SASS waits by griddepcontrol. That of large tiles of sm80, which take
+/// much longer than a launch, comes from PTX for sm_80 (cmake/cuda_kernels.cmake).
+constexpr bool uses_pdl(const KernelInfo& kernel) noexcept {
+  const bool from_sm80 = traits_of(kernel).loads == Loads::cp_async &&
+                         kernel.inputs == Inputs::native && core::is_large_tile(kernel.tile_q);
+  return traits_of(kernel).pdl && !from_sm80;
 }
 
 /// True if the kernel reads a boolean mask as bits (core/packed_mask.h).

@@ -127,12 +127,12 @@ __device__ __forceinline__ void store_four(T* g_to, float4 value) {
   *reinterpret_cast<Four<T>*>(g_to) = four;
 }
 
-/// Loads four columns of a contiguous row, zero past the right edge, bypassing L1.
-__device__ __forceinline__ float4 load_columns(const float* g_row, int column, int columns) {
-  if (columns % 4 == 0) return __ldcg(reinterpret_cast<const float4*>(g_row + column));
+/// Loads up to four columns, `left` of which exist, of a row that need not be aligned; the others
+/// are 0. Bypasses L1.
+__device__ __forceinline__ float4 load_columns(const float* g_from, int left) {
   float x[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = column + i < columns ? __ldcg(g_row + column + i) : 0.f;
+  for (int i = 0; i < 4; ++i) x[i] = i < left ? __ldcg(g_from + i) : 0.f;
   return make_float4(x[0], x[1], x[2], x[3]);
 }
 

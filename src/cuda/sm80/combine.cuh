@@ -49,18 +49,23 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
                                             const RowPartials& partials,
                                             const SplitStrides& strides) {
   constexpr int kLaneSplits = core::kMaxCombinedSplits / 32;
-  constexpr int kLoads = C::kWarpPrivateKv ? 16 : 4;
+  constexpr int kLoads = !C::kWarpPrivateKv ? 4 : kFastPath ? 16 : 8;
   const int lane = threadIdx.x % 32;
   const int columns = kFastPath ? C::kHeadDim : p.v_dim;
   float4 out[kLoads];  // as many as registers allow
   const auto load = [&](int first_column, int split) {
     const float* g_out = partials.g_out + first_column + split * strides.out;
     const int left = columns - first_column - 4 * lane;  // may be <= 0
+    const auto load_by = [&](auto load_four) {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i, g_out += strides.out) {
-      if (split + i < work.splits && left > 0) {
-        out[i] = load_columns(g_out, 0, kFastPath || p.v_dim % 4 == 0 ? 4 : left);
+      for (int i = 0; i < kLoads; ++i, g_out += strides.out) {
+        if (split + i < work.splits && left > 0) out[i] = load_four(g_out);
       }
+    };
+    if (kFastPath || p.v_dim % 4 == 0) {
+      load_by([](const float* g) { return __ldcg(reinterpret_cast<const float4*>(g)); });
+    } else {
+      load_by([&](const float* g) { return load_columns(g, left); });
     }
   };
   float weight[kLaneSplits];
@@ -69,7 +74,7 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
     weight[k] = lane + 32 * k < work.splits ? __ldcg(partials.g_lse + 32 * k * strides.lse)
                                             : core::negative_infinity<float>();
   }
-  load(0, 0);
+  if constexpr (kFastPath) load(0, 0);  // the general path has one copy of the loads
   const Row row = row_of(p, work, r);
   const float sink =
       p.sinks != nullptr ? p.sinks[row.head * p.sinks_stride] : core::negative_infinity<float>();
@@ -97,7 +102,7 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
     float x[4] = {};
 #pragma unroll 1
     for (int split = 0; split < work.splits; split += kLoads) {
-      if (first_column > 0 || split > 0) load(first_column, split);
+      if (!kFastPath || first_column > 0 || split > 0) load(first_column, split);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const float applied = s_weights[split + i];  // kNoWeight past the last split

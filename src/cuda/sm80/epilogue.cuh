@@ -14,92 +14,124 @@ __device__ __forceinline__ bool stores_from_accumulators(const AttentionParams& 
   return p.splits == 1 && (kFastPath || p.vector_rows);
 }
 
-/// Stores contiguous rows straight from the accumulators. For 16-bit rows, neighbouring lanes
-/// exchange columns, so that each has four adjacent ones and a quad writes a whole 32-byte sector.
+/// Stores the thread's columns of a contiguous row: registers 2 half and 2 half + 1 of acc_o[0].
+/// For 16-bit rows, neighbouring lanes exchange columns, so that each has four adjacent ones and a
+/// quad writes a whole 32-byte sector.
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStats<C>& row_stats,
-                                                   const Kv8Scales<C>& scales,
-                                                   const AttentionParams& p, const WorkTile& work,
-                                                   const Thread<C>& t) {
+__device__ __forceinline__ void store_accumulated_row(const AccO<C>& acc_o, int half,
+                                                      std::int64_t offset, float factor,
+                                                      bool written, const AttentionParams& p,
+                                                      const Thread<C>& t) {
   const bool odd = t.lane % 2 != 0;
   const auto packed = [&](float low, float high) {
     std::uint32_t pair;
     with_element<C>(p.out_element, [&](auto zero) { pair = pack<decltype(zero)>(low, high); });
     return pair;
   };
+  // Lanes 0 and 2 of a quad take columns 0-3 and 4-7 of the first n-tile, lanes 1 and 3 those of
+  // the second.
+  auto* g_row = static_cast<std::uint16_t*>(p.out) + offset;
+  auto* g_f32_row = static_cast<float*>(p.out) + offset;
+  const bool is_f32 = p.out_element == core::Element::f32;
+  const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
+  const auto in_row = [&](int first) {
+    return written && (!C::template kAnyDim<kFastPath> || first < p.v_dim);
+  };
 #pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
+  for (int n = 0; n < C::kColumnTiles; n += 2) {
+    if constexpr (C::kKv8) {
+      const int first = 8 * n + 4 * (t.lane % 4);
+      const float4 x = adjacent_columns<C>(acc_o, 0, n, half);
+      if (is_f32 && in_row(first)) {
+        *reinterpret_cast<float4*>(g_f32_row + first) =
+            make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+      } else if (in_row(first)) {
+        *reinterpret_cast<uint2*>(g_row + first) =
+            make_uint2(packed(x.x * factor, x.y * factor), packed(x.z * factor, x.w * factor));
+      }
+    } else if (is_f32) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = t.row(m, half);
-      const Row row = row_of(p, work, min(r, work.rows - 1));
-      const core::SoftmaxState<float> state{row_stats.of[m][half].max * work.unit,
-                                            quad_sum(row_stats.of[m][half].sum)};
-      if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rare; one branch for the warp
-#pragma unroll
-        for (int n = 0; n < C::kColumnTiles; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& x = acc_o[m][n][2 * half + i];
-            x = core::output_of_keys(x, state.sum);
-          }
+      for (int i = 0; i < 2; ++i) {
+        const int first = 8 * (n + i) + 2 * (t.lane % 4);
+        if (in_row(first)) {
+          *reinterpret_cast<float2*>(g_f32_row + first) = make_float2(
+              acc_o[0][n + i][2 * half] * factor, acc_o[0][n + i][2 * half + 1] * factor);
         }
       }
-      const FinalRow final = finalize_row(p, row, state);
-      const float factor = final.factor * output_scale<C>(scales);
-      const bool written = r < work.rows && !fault_skips_row(p, work, row);
-      if (written && p.lse != nullptr && t.lane % 4 == 0) {
-        store_lse(p, work, row, final.lse(p.fault));
+    } else {
+      std::uint32_t x[2];  // of the two n-tiles
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        x[i] = packed(acc_o[0][n + i][2 * half] * factor, acc_o[0][n + i][2 * half + 1] * factor);
       }
-      // Lanes 0 and 2 of a quad take columns 0-3 and 4-7 of the first n-tile, lanes 1 and 3 those
-      // of the second.
-      const std::int64_t offset = output_offset(p, work, row);
-      auto* g_row = static_cast<std::uint16_t*>(p.out) + offset;
-      auto* g_f32_row = static_cast<float*>(p.out) + offset;
-      const bool is_f32 = p.out_element == core::Element::f32;
-      const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
-      const auto in_row = [&](int first) {
-        return written && (!C::template kAnyDim<kFastPath> || first < p.v_dim);
-      };
+      const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
+      if (in_row(8 * n + column)) {
+        *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
+            odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
+      }
+    }
+  }
+}
+
+/// Normalises and stores row (m, half) of the thread, which registers of `half` of acc_o[0] hold.
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void finish_accumulated_row(AccO<C>& acc_o, int half,
+                                                       const core::SoftmaxState<float>& row_state,
+                                                       int r, const Kv8Scales<C>& scales,
+                                                       const AttentionParams& p,
+                                                       const WorkTile& work, const Thread<C>& t) {
+  const Row row = row_of(p, work, min(r, work.rows - 1));
+  const core::SoftmaxState<float> state{row_state.max * work.unit, quad_sum(row_state.sum)};
+  if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rare; one branch for the warp
 #pragma unroll
-      for (int n = 0; n < C::kColumnTiles; n += 2) {
-        if (written) {
-          assert_row(p, work, row, final,
-                     {acc_o[m][n][2 * half] * factor, acc_o[m][n][2 * half + 1] * factor,
-                      acc_o[m][n + 1][2 * half] * factor, acc_o[m][n + 1][2 * half + 1] * factor});
-        }
-        if constexpr (C::kKv8) {
-          const int first = 8 * n + 4 * (t.lane % 4);
-          const float4 x = adjacent_columns<C>(acc_o, m, n, half);
-          if (is_f32 && in_row(first)) {
-            *reinterpret_cast<float4*>(g_f32_row + first) =
-                make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
-          } else if (in_row(first)) {
-            *reinterpret_cast<uint2*>(g_row + first) =
-                make_uint2(packed(x.x * factor, x.y * factor), packed(x.z * factor, x.w * factor));
-          }
-        } else if (is_f32) {
+    for (int n = 0; n < C::kColumnTiles; ++n) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int first = 8 * (n + i) + 2 * (t.lane % 4);
-            if (in_row(first)) {
-              *reinterpret_cast<float2*>(g_f32_row + first) = make_float2(
-                  acc_o[m][n + i][2 * half] * factor, acc_o[m][n + i][2 * half + 1] * factor);
-            }
-          }
-        } else {
-          std::uint32_t x[2];  // of the two n-tiles
+      for (int i = 0; i < 2; ++i) {
+        float& x = acc_o[0][n][2 * half + i];
+        x = core::output_of_keys(x, state.sum);
+      }
+    }
+  }
+  const FinalRow final = finalize_row(p, row, state);
+  const float factor = final.factor * output_scale<C>(scales);
+  const bool written = r < work.rows && !fault_skips_row(p, work, row);
+  if (written && p.lse != nullptr && t.lane % 4 == 0) {
+    store_lse(p, work, row, final.lse(p.fault));
+  }
+  if (written) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            x[i] =
-                packed(acc_o[m][n + i][2 * half] * factor, acc_o[m][n + i][2 * half + 1] * factor);
-          }
-          const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
-          if (in_row(8 * n + column)) {
-            *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
-                odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
-          }
-        }
+    for (int n = 0; n < C::kColumnTiles; ++n) {
+      assert_row(p, work, row, final,
+                 {acc_o[0][n][2 * half] * factor, acc_o[0][n][2 * half + 1] * factor});
+    }
+  }
+  store_accumulated_row<C, kFastPath>(acc_o, half, output_offset(p, work, row), factor, written, p,
+                                      t);
+}
+
+/// Stores contiguous rows straight from the accumulators, in two rounds of a rolled loop: unrolled,
+/// the stores were a quarter of the kernel.
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStats<C>& row_stats,
+                                                   const Kv8Scales<C>& scales,
+                                                   const AttentionParams& p, const WorkTile& work,
+                                                   const Thread<C>& t) {
+  constexpr int kRowsPerRound = C::kRowTiles;
+  static_assert(kRowsPerRound <= 2);
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+#pragma unroll
+    for (int i = 0; i < kRowsPerRound; ++i) {
+      const int m = kRowsPerRound == 2 ? round : 0, half = kRowsPerRound == 2 ? i : round;
+      finish_accumulated_row<C, kFastPath>(acc_o, i, row_stats.of[m][half], t.row(m, half), scales,
+                                           p, work, t);
+    }
+    // The rows of the next round.
+#pragma unroll
+    for (int n = 0; n < C::kColumnTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2 * kRowsPerRound; ++i) {
+        acc_o[0][n][i] = kRowsPerRound == 2 ? acc_o[1 % C::kRowTiles][n][i] : acc_o[0][n][2 + i];
       }
     }
   }

@@ -69,10 +69,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinCtas)
   run_cta<MaskConfig<C>, true>(p);
 }
 
-/// The kernel for calls whose only option is a boolean mask.
+/// The kernel for calls whose only option is a boolean mask. Tiles of 512 keys are seldom chosen
+/// for a mask, and have none of their own.
 template <typename C>
 void (*masked_kernel())(AttentionParams) {
-  if constexpr (C::kLargeTile || C::kKv8) {
+  if constexpr (C::kLargeTile || C::kKv8 || C::kTileK >= 512) {
     return &fwd_kernel_general<C>;
   } else {
     return &fwd_kernel_masked<C>;

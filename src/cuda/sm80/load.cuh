@@ -173,8 +173,13 @@ __device__ __forceinline__ void load_kv_tile(typename C::Stored* s_tile, const A
                      panel * Tile::kPanelChunks + mine.chunk, left, strides.column);
       }
     }
+  } else if (!kFastPath) {  // one loop for rows with and without pages: there are four copies of it
+#pragma unroll(C::kWarpRows == 32 ? 1 : 2)
+    for (int n = 0; n < kMyRows; ++n) {
+      copy_row(n, paged ? paged_row(n) : g_rows + n * Mine::kRowStep * strides.row);
+    }
   } else if (paged) {
-#pragma unroll(C::kWarpRows == 32 ? (kFastPath ? 2 : 1) : kMyRows)  // more take more registers
+#pragma unroll(C::kWarpRows == 32 ? 2 : kMyRows)  // more take more registers
     for (int n = 0; n < kMyRows; ++n) copy_row(n, paged_row(n));
   } else {
 #pragma unroll

@@ -9,7 +9,7 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// Where all keys of a tile are, seen from all rows of the warp.
+/// The side of the diagonal on which all keys of a tile lie, for all rows of the warp.
 enum class AlibiSide { both, left, right };
 
 /// Exponents of scores in units of the slope, relative to the lane's first key. Row maxima are in

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/kernel_traits.h"
 #include "plan/planner.h"
 
 namespace flashcore {
@@ -53,6 +54,17 @@ TEST(Features, ExplainListsExactlyTheMissingOnes) {
   EXPECT_EQ(missing_features(kernel, problem), Features::bias | Features::num_splits);
   EXPECT_EQ(to_message(supports(kernel, problem, device), kernel, problem, device),
             "lacks bias, num_splits");
+}
+
+TEST(KernelTraits, LargeNativeTilesOfSm80AloneLackPdl) {
+  for (const char* id : {"fwd_sm80_f16_d64_q128", "fwd_sm80_bf16_d256_q64"}) {
+    EXPECT_FALSE(uses_pdl(*find_kernel(id))) << id;
+  }
+  for (const char* id : {"fwd_sm80_f16_d64_q32_k512", "fwd_sm80_bf16_d128_q16_s1",
+                         "fwd_sm80_8bit_f16_d64_q128", "fwd_sm90_bf16_d128_k160"}) {
+    EXPECT_TRUE(uses_pdl(*find_kernel(id))) << id;
+  }
+  EXPECT_FALSE(uses_pdl(*find_kernel("fwd_simt_f32_d64_q64")));
 }
 
 TEST(Features, HugeBlockMasksAreNotPacked) {
