@@ -74,7 +74,7 @@ void add_queries(const Keys& keys, const RowBlock& block, const std::vector<std:
   }
 }
 
-/// What the rows of a block see of one key.
+/// One key in a block: the factors of its pairs with the rows that see it.
 struct KeyColumn {
   std::array<std::int32_t, RowBlock::kRows> rows;
   std::size_t count = 0;

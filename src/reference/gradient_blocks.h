@@ -29,7 +29,7 @@ struct Order {
   }
 };
 
-/// Where the gradients are.
+/// The sums of gradients, and the offsets of rows in them.
 struct GradientTargets {
   GradientOracle& result;
   Order q, k, v;

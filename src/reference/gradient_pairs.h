@@ -1,4 +1,4 @@
-// What the rows of a problem and their keys contribute to gradients (docs/numerics.md,
+// Pairs of a query row and a key: their P, dP and dS, and the errors of these (docs/numerics.md,
 // "Gradients").
 #pragma once
 

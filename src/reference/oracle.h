@@ -59,7 +59,7 @@ struct Oracle {
 /// All rows of the problem in order of batch, head, query. Reads the lengths from the tensors.
 std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors);
 
-/// What compute() finds beside out, lse, max, sum and magnitude. The rest stays 0 or empty.
+/// Selects what compute() adds to out, lse, max, sum and magnitude. Other parts stay 0 or empty.
 struct OracleParts {
   bool bound = true;     ///< the other terms of the error bound of out
   bool cut_sums = true;  ///< largest_cut

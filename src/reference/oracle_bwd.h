@@ -44,7 +44,7 @@ struct GradientOracle {
   std::vector<std::vector<double>> ds;  ///< gradients of the final scores
 };
 
-/// What the gradients need of the oracle of the forward pass.
+/// The parts of the forward oracle that gradients use.
 inline constexpr OracleParts kPartsForGradients{.bound = false, .stages = true};
 
 /// Computes all gradients that exist, whether or not the call wants them. P is that of the inputs
