@@ -104,6 +104,7 @@ add_library(flashcore_objects OBJECT
   src/verify/probes/grad_coverage.cc
   src/verify/probes/grad_ds.cc
   src/verify/probes/grad_dv.cc
+  src/verify/probes/grad_extremes.cc
   src/verify/probes/grad_layout.cc
   src/verify/probes/grad_mask.cc
   src/verify/probes/grad_options.cc
@@ -116,6 +117,7 @@ add_library(flashcore_objects OBJECT
   src/verify/probes/gradient_heads.cc
   src/verify/probes/gradient_mix.cc
   src/verify/probes/gradient_reading.cc
+  src/verify/probes/gradient_patterns.cc
   src/verify/probes/gradient_terms.cc
   src/verify/probes/layout.cc
   src/verify/probes/lse.cc

@@ -95,6 +95,9 @@ Finding gradient_finding(const ProbeSequence& probes, FaultStage stage, std::str
 std::optional<Finding> failure_of(const ProbeSequence& probes, const GradientResult& result,
                                   FaultStage stage);
 
+/// The finding about a write outside the outputs in any call so far.
+std::optional<Finding> stray_write(const ProbeSequence& probes);
+
 /// The probes of the backward pass, in order.
 Finding probe_grad_coverage(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_determinism(ProbeSequence& probes, std::int64_t head_dim);
@@ -104,6 +107,7 @@ Finding probe_grad_dv(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_delta(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_ds(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_lse(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_max(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_mask(ProbeSequence& probes, std::int64_t head_dim);

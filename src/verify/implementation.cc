@@ -91,7 +91,7 @@ Implementation::PlacedCall::PlacedCall(const Tensors& t, const ImplementationFor
   block.place(out, "out", formats.out, shape(t.out), setting.out);
   if (has_lse) {
     const Format format = formats.dtype == Format::f64 ? Format::f64 : Format::f32;
-    block.place(lse, "lse", format, {batch, q_heads, t.q.shape[2]}, MemoryLayout{});
+    block.place(lse, "lse", format, {batch, q_heads, t.q.shape[2]}, setting.of_rows);
   }
   if (scaled) {
     block.place(q_scale, "q_scale", Format::f32, {batch, q_heads}, MemoryLayout{});

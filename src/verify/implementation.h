@@ -45,7 +45,8 @@ std::string to_string(const Shape& shape);
 /// The memory of a call.
 struct Setting {
   MemoryLayout inputs{}, out{};
-  double guard = 0;  ///< value between and around the tensors
+  MemoryLayout of_rows{};  ///< of tensors with one number per row: LSE and dlse
+  double guard = 0;        ///< value between and around the tensors
   bool lse = false;
   double out_before = std::nan("");  ///< content of the outputs before the call; NaN: poison
   /// 8-bit: factors on the scales, [batch, heads]; empty: 1.
@@ -140,6 +141,7 @@ class Implementation {
   /// The first write outside the outputs, and its call.
   const std::string& first_stray() const { return first_stray_; }
   const std::string& first_stray_call() const { return first_stray_call_; }
+  void forget_strays() { first_stray_.clear(), first_stray_call_.clear(); }
 
  private:
   struct PlacedCall;

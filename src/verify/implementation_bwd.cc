@@ -39,9 +39,9 @@ PlacedGradients::PlacedGradients(const GradientCall& call, const ImplementationF
   block.place(k, "k", formats.dtype, shape(t.k), setting.inputs);
   block.place(v, "v", formats.dtype, shape(t.v), setting.inputs);
   block.place(out, "out", formats.out, shape(t.out), setting.inputs);
-  block.place(lse, "lse", wide, shape(t.lse), MemoryLayout{});
+  block.place(lse, "lse", wide, shape(t.lse), setting.of_rows);
   block.place(dout, "dout", formats.out, shape(t.out), setting.inputs);
-  if (!call.dlse.empty()) block.place(dlse, "dlse", wide, shape(t.lse), MemoryLayout{});
+  if (!call.dlse.empty()) block.place(dlse, "dlse", wide, shape(t.lse), setting.of_rows);
   const TensorView* like[] = {&t.q, &t.k, &t.v};
   for (int g = 0; g < kGradients; ++g) {
     block.place(gradients[g], kGradientNames[g], formats.dtype, shape(*like[g]), setting.out);

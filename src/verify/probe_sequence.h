@@ -19,10 +19,15 @@ struct Capabilities {
   bool batch = true, gqa = true, cross = true, full = true, causal = true, window = true,
        scale = true, softcap = true, splits = true, lse = true, strides = true, v_dim = true,
        dlse = true;
-  bool wide_values = false;      ///< gradients with v_dim > head_dim
+  bool wide_values = false;  ///< gradients with v_dim > head_dim
+  // What the verifier does not ask of a forward pass. Gradients are probed with it if the forward
+  // pass is correct with it.
+  bool strided_columns = false, strided_rows = false;  ///< rows: of the LSE
+  bool zero_scale = false, negative_scale = false;
   std::int64_t length_step = 1;  ///< all lengths are multiples of this
   std::vector<std::int64_t> head_dims;
-  std::vector<std::int64_t> other_dims;  ///< of the backward pass, probed by one call each
+  /// Head dims of the backward pass with few probes, and v_dims at the first head dim.
+  std::vector<std::int64_t> other_dims, other_v_dims;
 };
 
 struct Conventions {
@@ -37,6 +42,7 @@ struct Finding {
   FaultStage stage = FaultStage::none;
   std::string detail, call;
   Evidence evidence;
+  bool is_weak = false;  ///< a later finding is clearer, if there is one
   bool found() const { return stage != FaultStage::none; }
 };
 

@@ -80,6 +80,7 @@ Finding run_and_confirm(ProbeSequence& probes, const Probe& probe) {
   if (again.stage == first.stage && again.detail == first.detail) return first;
   Finding f = first;
   f.stage = FaultStage::determinism;
+  f.is_weak = false;
   f.detail = "repeating the probe gives " +
              (again.found() ? "\"" + again.detail + "\"" : "no fault") + " instead of \"" +
              first.detail + "\"";
@@ -124,28 +125,32 @@ Status check_probe_name(const std::string& only) {
   return invalid_argument("only is \"%s\"; wanted one of %s", only.c_str(), names.c_str());
 }
 
-void note_finding(const Finding& finding, VerifyReport& report) {
+void note_finding(const Finding& finding, const char* probe, VerifyReport& report) {
   report.ok = false;
   report.stage = finding.stage;
   report.detail = finding.detail;
   report.call = finding.call;
   report.evidence = finding.evidence;
+  if (probe == nullptr) return;
+  report.reproducer =
+      "only = \"" + std::string(probe) + "\", seed = " + decimal(report.seed) + ": " + finding.call;
 }
 
 /// Runs a probe and adds its time, calls and finding to the report.
-void run_into(ProbeSequence& probes, const Probe& probe, ProbeResult& result,
-              VerifyReport& report) {
+/// Returns the finding, if it is weak.
+Finding run_into(ProbeSequence& probes, const Probe& probe, ProbeResult& result,
+                 VerifyReport& report) {
   const Clock::time_point start = Clock::now();
   const std::int64_t calls = probes.impl.calls();
   const Finding finding = run_and_confirm(probes, probe);
   result.calls = probes.impl.calls() - calls;
   result.seconds = seconds_since(start);
   result.status = finding.found() ? ProbeResult::Status::failed : ProbeResult::Status::passed;
-  if (!finding.found()) return;
+  if (!finding.found()) return {};
   result.detail = finding.detail;
-  note_finding(finding, report);
-  report.reproducer = "only = \"" + std::string(probe.name) + "\", seed = " + decimal(report.seed) +
-                      ": " + finding.call;
+  if (finding.is_weak) return finding;
+  note_finding(finding, probe.name, report);
+  return {};
 }
 
 /// One run of the verifier: which probes, and the report they fill.
@@ -154,6 +159,8 @@ struct Run {
   std::string only;
   VerifyReport& report;
   std::int32_t number = 0, count = 0;  ///< of probes, for progress
+  Finding weak_finding{};              ///< the first, reported if there is no other
+  const char* weak_probe = nullptr;
 
   /// Runs the probes of a list in order, until one fails. `before` is the reason not to run any.
   void run_list(ProbeSequence& probes, std::span<const Probe> list, const std::string& before) {
@@ -168,10 +175,15 @@ struct Run {
         if (options.progress != nullptr) {
           options.progress(probe.name, number, count, options.progress_user);
         }
-        run_into(probes, probe, result, report);
+        Finding weak = run_into(probes, probe, result, report);
+        if (weak.found() && !weak_finding.found()) {
+          weak_finding = std::move(weak);
+          weak_probe = probe.name;
+        }
       }
       report.probes.push_back(std::move(result));
     }
+    if (report.ok && weak_finding.found()) note_finding(weak_finding, weak_probe, report);
   }
 
   /// The backward pass, after the forward pass has passed.
@@ -221,7 +233,7 @@ Result<VerifyReport> run_probes(const flashcore_verify_options& o, CallTarget& t
   report.capabilities = std::move(found.capabilities);
   report.conventions = std::move(found.conventions);
   report.ok = true;
-  if (found.fault.found()) note_finding(found.fault, report);
+  if (found.fault.found()) note_finding(found.fault, nullptr, report);
   Run run{o, only, report};
   const bool forward = set == ProbeSet::all;
   run.count = static_cast<std::int32_t>((forward ? forward_probes().size() : 0) +

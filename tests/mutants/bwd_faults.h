@@ -49,6 +49,18 @@ std::vector<Mutant> bwd_second_values();
 std::vector<Mutant> bwd_second_memory();
 std::vector<Mutant> bwd_second_products();
 std::vector<Mutant> bwd_second_options();
+// bwd_third_values.cc, bwd_third_memory.cc, bwd_third_products.cc, bwd_third_options.cc: the third
+// table, by another author who had not read the probes.
+std::vector<Mutant> bwd_third_values();
+std::vector<Mutant> bwd_third_memory();
+std::vector<Mutant> bwd_third_products();
+std::vector<Mutant> bwd_third_options();
+// bwd_fourth_tiles.cc, bwd_fourth_rows.cc, bwd_fourth_arguments.cc, bwd_fourth_numbers.cc: the
+// fourth table, by one more author who had not read the probes.
+std::vector<Mutant> bwd_fourth_tiles();
+std::vector<Mutant> bwd_fourth_rows();
+std::vector<Mutant> bwd_fourth_arguments();
+std::vector<Mutant> bwd_fourth_numbers();
 
 /// Loads rows of another head or batch: `columns` numbers per row.
 inline void load_rows(const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t rows,

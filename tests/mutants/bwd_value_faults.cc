@@ -400,7 +400,7 @@ std::vector<Mutant> bwd_product_faults() {
                  p.head_done = [](BackwardWork& w) {
                    for (std::int64_t i = 0; i < w.m; ++i) {
                      const auto row = w.dq.begin() + i * w.d;
-                     std::rotate(row, row + 8, row + w.d);
+                     std::rotate(row, row + std::min<std::int64_t>(8, w.d - 1), row + w.d);
                    }
                  };
                }),

@@ -1,6 +1,6 @@
-// Shows that each unseen mutant of the backward pass is wrong on a legal problem of modest size, in
-// each of its dtypes, and that the correct backward pass is not. It uses neither the verifier nor
-// its inputs.
+// Shows that each mutant of the third and fourth table of the backward pass, and each unseen one,
+// is wrong on a legal problem of modest size, in each of its dtypes, and that the correct backward
+// pass is not. It uses neither the verifier nor its inputs.
 //
 //   flashcore_check_frozen_mutants [--show] [--unguarded]
 //
@@ -16,6 +16,7 @@
 #include <random>
 #include <sstream>
 
+#include "mutants/bwd_faults.h"
 #include "mutants/frozen_backward.h"
 
 namespace flashcore::mutants {
@@ -328,6 +329,12 @@ std::vector<Problem> problems() {
       {.name = "negative scale", .m = 30, .n = 30, .scale = -0.4},
       {.name = "scale of 0", .m = 30, .n = 30, .scale = 0},
       {.name = "wide scores", .m = 30, .n = 50, .scale = 1, .size_of_q = 20},
+      {.name = "causal, wide scores",
+       .m = 30,
+       .n = 30,
+       .causal = true,
+       .scale = 1,
+       .size_of_q = 30},
       {.name = "low scores", .m = 30, .n = 50, .scale = 1, .size_of_q = 30, .opposed = true},
       {.name = "one key of score 0", .m = 20, .n = 20, .causal = true, .first_query_is_0 = true},
       {.name = "one query", .heads = 2, .m = 1, .n = 40},
@@ -392,6 +399,11 @@ bool is_as_expected(const Mutant& mutant, const Verdict& verdict, double limit) 
 
 std::vector<Mutant> mutants_to_check(bool with_bounds) {
   std::vector<Mutant> all = frozen_backward_mutants();
+  for (const auto& part :
+       {bwd_third_values(), bwd_third_memory(), bwd_third_products(), bwd_third_options(),
+        bwd_fourth_tiles(), bwd_fourth_rows(), bwd_fourth_arguments(), bwd_fourth_numbers()}) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
   std::erase_if(all,
                 [=](const Mutant& e) { return e.stage == FaultStage::bounds && !with_bounds; });
   all.push_back(backward("correct", FaultStage::none, "f32 bf16 f16", [](BackwardParts&) {}));

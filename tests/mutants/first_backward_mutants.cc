@@ -1,6 +1,7 @@
 // The mutants of the backward pass that its probes were written or extended for, and correct
 // implementations.
 #include "mutants/bwd_faults.h"
+#include "mutants/bwd_pairs.h"
 
 namespace flashcore::mutants {
 
@@ -40,11 +41,40 @@ std::vector<Mutant> first_backward_mutants() {
                            bwd_second_values(),
                            bwd_second_memory(),
                            bwd_second_products(),
-                           bwd_second_options()}) {
+                           bwd_second_options(),
+                           bwd_third_values(),
+                           bwd_third_memory(),
+                           bwd_third_products(),
+                           bwd_third_options(),
+                           bwd_fourth_tiles(),
+                           bwd_fourth_rows(),
+                           bwd_fourth_arguments(),
+                           bwd_fourth_numbers()}) {
     all.insert(all.end(), kind.begin(), kind.end());
   }
   return all;
 }
+
+namespace {
+
+/// Q is multiplied by scale · log2 e once, and stored again in its format. The tolerance
+/// of a score allows that: its operands may contain a part of the scale.
+void scaled_q_in_16_bits(BackwardParts& p) {
+  constexpr float kLog2e = 1.442695f;
+  const auto q = std::make_shared<std::vector<float>>();
+  p.loaded = [=](BackwardWork& w) {
+    *q = w.q;
+    const Format format = format_of(*w.call->forward->q);
+    for (float& x : *q) x = rounded(format, w.scale * kLog2e * x);
+  };
+  p.p = [=, right = p.p](const BackwardWork& w, const Pair& x) {
+    Pair scored = x;
+    scored.score = capped(w, dot_of_rows(*q, x.i, w.k, x.j, w.d) / kLog2e);
+    return right(w, scored);
+  };
+}
+
+}  // namespace
 
 std::vector<Mutant> correct_backwards() {
   const auto rounded_operands = [](Format format) {
@@ -80,6 +110,7 @@ std::vector<Mutant> correct_backwards() {
       backward("bwd_operands_in_f16", none, "f16", rounded_operands(Format::f16)),
       backward("bwd_everything_in_bf16", none, "bf16", everything_rounded(Format::bf16)),
       backward("bwd_everything_in_f16", none, "f16", everything_rounded(Format::f16)),
+      backward("bwd_scaled_q_in_16_bits", none, "bf16 f16", scaled_q_in_16_bits),
   };
 }
 

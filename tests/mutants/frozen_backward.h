@@ -1,63 +1,17 @@
-// Mutants of the backward pass, written by someone who has not read the probes, and their tools.
+// Mutants of the backward pass, written by someone who has not read the probes.
 //
-// Its parts are frozen_backward_mutants*.cc, one function each, declared here and joined in
-// frozen_backward_mutants.cc. Once the probes are extended for the table, its files are renamed
-// bwd_<number>_<kind>.cc (third, fourth, ...), listed in first_backward_mutants.cc, and this place
-// is empty again.
+// The parts of a table are frozen_backward_mutants*.cc, one function each, declared here and
+// joined in frozen_backward_mutants.cc. Once the probes are extended for the table, its files are
+// renamed bwd_<number>_<kind>.cc (fifth, sixth, ...), listed in first_backward_mutants.cc, and this
+// place is empty again.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
 #include <vector>
 
-#include "mutants/bwd_tools.h"
+#include "mutants/bwd_pairs.h"
 
 namespace flashcore::mutants {
 
-// The parts of frozen_backward_mutants().
-std::vector<Mutant> frozen_value_faults();
-std::vector<Mutant> frozen_product_faults();
-std::vector<Mutant> frozen_memory_faults();
-std::vector<Mutant> frozen_option_faults();
-
-inline float dot_of_rows(const std::vector<float>& a, std::int64_t i, const std::vector<float>& b,
-                         std::int64_t j, std::int64_t columns) {
-  float sum = 0;
-  for (std::int64_t c = 0; c < columns; ++c) sum += a[at(i, columns, c)] * b[at(j, columns, c)];
-  return sum;
-}
-
-inline float capped(const BackwardWork& w, float z) {
-  return w.softcap > 0 ? w.softcap * std::tanh(z / w.softcap) : z;
-}
-
-inline bool sees_no_key(const BackwardWork& w, std::int64_t i) {
-  return std::isinf(of_row(w.lse, i));
-}
-
-/// Correct values of any pair, hidden or not. P of a row without keys is 0.
-inline Pair pair_of(const BackwardWork& w, std::int64_t i, std::int64_t j) {
-  Pair x{i, j};
-  x.z = w.scale * dot_of_rows(w.q, i, w.k, j, w.d);
-  x.score = capped(w, x.z);
-  x.p = sees_no_key(w, i) ? 0.0f : std::exp(x.score - of_row(w.lse, i));
-  x.dp = dot_of_rows(w.dout, i, w.v, j, w.dv_dim);
-  return x;
-}
-
-/// Mean of the rows of [rows, columns].
-inline std::vector<float> mean_row(const std::vector<float>& values, std::int64_t rows,
-                                   std::int64_t columns) {
-  std::vector<float> mean(static_cast<std::size_t>(columns), 0.0f);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    add_scaled(1 / static_cast<float>(rows), values.data() + i * columns, columns, mean.data());
-  }
-  return mean;
-}
-
-inline bool is_first_of_group(const BackwardWork& w) { return w.h % w.group == 0; }
-
-/// Position of a query among the keys.
-inline std::int64_t position(const BackwardWork& w, std::int64_t i) { return i + w.n - w.m; }
+// The parts of frozen_backward_mutants(): none at present.
 
 }  // namespace flashcore::mutants

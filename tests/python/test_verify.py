@@ -232,10 +232,10 @@ class TorchTest(unittest.TestCase):
     def test_sdpa_is_correct(self):
         from torch.nn.functional import scaled_dot_product_attention
 
-        for dtype in ("float32", "float16", "bfloat16"):
-            report = flashcore.verify(scaled_dot_product_attention, dtype=dtype, quick=True)
-            self.assertTrue(report.ok, str(report))
-            self.assertTrue(any("top-left" in line for line in report.conventions))
+        # The backend that torch takes by itself. The next test has each backend in each dtype.
+        report = flashcore.verify(scaled_dot_product_attention, dtype="float16", quick=True)
+        self.assertTrue(report.ok, str(report))
+        self.assertTrue(any("top-left" in line for line in report.conventions))
 
     def test_sdpa_backends_are_correct(self):
         from flashcore._torch import verify

@@ -60,11 +60,11 @@ Placed& Block::place(Placed& p, const char* name, Format format, std::vector<std
   for (int i = p.rank - 1; i >= 0; --i) order.push_back(i);
   if (layout == MemoryLayout::rows_first && p.rank == 4) std::swap(order[1], order[2]);
   const std::int64_t slack = kSlack * static_cast<std::int64_t>(all_.size() + 1);
-  std::int64_t stride = 1;
+  std::int64_t stride = layout == MemoryLayout::strided_columns && p.rank == 4 ? 2 : 1;
   for (const int axis : order) {
     p.strides[axis] = stride;
     stride *= std::max<std::int64_t>(p.shape[axis], 1);
-    if (layout == MemoryLayout::padded && p.rank == 4) stride += slack;
+    if (layout == MemoryLayout::padded) stride += slack;
   }
   p.reach = 1;
   for (int i = 0; i < p.rank; ++i) p.reach += (p.shape[i] - 1) * p.strides[i];

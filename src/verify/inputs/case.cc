@@ -14,7 +14,7 @@ namespace {
 
 // Streams of random numbers: pages, 8-bit types, kinds of sizes, masks, biases.
 constexpr std::uint64_t kPages = 50, kStorage = 51, kSizes = 52, kTallMask = 53, kBlockMask = 54,
-                        kAlignedBias = 55;
+                        kAlignedBias = 55, kRepeatedBias = 56;
 
 std::int64_t random_dim(Random& random, std::int64_t most) {
   static constexpr std::int64_t kUsual[] = {1,   2,   3,   4,   8,   16,  32,  40,
@@ -113,6 +113,14 @@ void draw_aligned_bias(Random random, const KernelInfo& kernel, CaseSpec& s) {
   s.alibi = 0;
   s.options.softcap = 0;
   if (s.page_size == 0) s.kv_len = (s.kv_len + 7) / 8 * 8;
+}
+
+/// A bias of gradients that all of several batch entries share: its gradient is a sum over them.
+void draw_repeated_bias(Random random, CaseSpec& s) {
+  if (!random.chance(0.25)) return;
+  s.bias = random_score_tensor(random);
+  s.bias.per_batch = false;
+  s.batch = std::max<std::int64_t>(s.batch, 2);
 }
 
 /// 8-bit K and V, sometimes 8-bit Q.
@@ -221,7 +229,10 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   draw_storage(Random(s.seed, kStorage), kernel, s);
   draw_block_mask(Random(s.seed, kBlockMask), s);
   draw_aligned_bias(Random(s.seed, kAlignedBias), kernel, s);
-  if (kind != SizeKind::boundary) drop_large_score_tensors(s);
+  if (kind != SizeKind::boundary) {
+    if (kernel.op == Operation::bwd) draw_repeated_bias(Random(s.seed, kRepeatedBias), s);
+    drop_large_score_tensors(s);
+  }
 
   static constexpr double kSigmas[] = {0.01, 1.0, 1.0, 10.0};
   s.sigma = random.pick(kSigmas);

@@ -29,31 +29,6 @@ Finding check_growth(ProbeSequence& probes, std::int64_t head_dim, std::int64_t 
       kDv);
 }
 
-/// True if every wrong row of dq is off by a multiple of Σ_j P_ij k_j, as by an error of delta.
-bool delta_explains(const GradientCall& call, const RanGradients& ran) {
-  const Tensors& t = call.forward.tensors;
-  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-  const std::size_t rows = size(t.q.shape[2]), keys = size(t.k.shape[2]), d = size(t.q.shape[3]);
-  const std::size_t group = size(t.q.shape[1] / t.k.shape[1]);
-  if (!ran.judged[kDv].ok() || ran.judged[kDq].ok() || keys < 2) return false;
-  for (std::size_t row = 0; row < ran.judged[kDq].ratio.size() / d; ++row) {
-    const double* ratio = ran.judged[kDq].ratio.data() + row * d;
-    if (std::all_of(ratio, ratio + d, [](double x) { return x <= 1; })) continue;
-    const double* k = static_cast<const double*>(t.k.data) + row / rows / group * keys * d;
-    const std::vector<double>& p = ran.expected.forward.probabilities[row];
-    double along = 0, mean2 = 0, error2 = 0;
-    for (std::size_t c = 0; c < d; ++c) {
-      double mean = 0;
-      for (std::size_t j = 0; j < keys; ++j) mean += p[j] * k[j * d + c];
-      const std::size_t at = row * d + c;
-      const double error = ran.result.value[kDq][at] - ran.expected.of(kDq).value[at];
-      along += mean * error, mean2 += mean * mean, error2 += error * error;
-    }
-    if (!(along * along > 0.98 * mean2 * error2)) return false;
-  }
-  return true;
-}
-
 /// The finding of a long call; its P and dS have too many entries to be read.
 Finding explain_long(ProbeSequence& probes, const GradientCall& call, const RanGradients& ran,
                      const Shape& shape) {
@@ -75,6 +50,19 @@ Finding explain_long(ProbeSequence& probes, const GradientCall& call, const RanG
                           call, ran, g);
 }
 
+/// One gradient alone is wrong, by a factor of each tile: short sums with the same P and dS are
+/// correct. `p` is read if dv is wrong, `ds` if another gradient alone is.
+bool is_wrong_sum(const RanGradients& ran, const Readings& p, const Readings& ds) {
+  int wrong = 0, which = kDv;
+  for (const int g : {kDv, kDq, kDk}) {
+    if (!ran.judged[g].ok()) ++wrong, which = g;
+  }
+  if (wrong != 1 || is_imprecise(ran.judged[which])) return false;
+  const Readings& readings = which == kDv ? p : ds;
+  return std::any_of(readings.all.begin(), readings.all.end(),
+                     [&](const Reading& r) { return r.from == which && is_weighted_by_tiles(r); });
+}
+
 }  // namespace
 
 Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim) {
@@ -93,13 +81,17 @@ Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim) {
     if (auto f = failure_of(probes, ran.result, FaultStage::accumulate)) return *f;
     if (!ran.result.ok() || ran.ok()) continue;
     Finding f;
+    Readings p, ds;
     if (!is_long && !ran.judged[kDv].ok()) {
-      f = explain(probes, read_p(probes, call), call, FaultStage::dv, "long rows");
+      p = read_p(probes, call);
+      f = explain(probes, p, call, FaultStage::dv, "long rows");
     }
     if (!is_long && !f.found()) {
-      f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call, FaultStage::accumulate,
-                  "long rows");
+      ds = read_ds(probes, call, score_dims(head_dim));
+      f = explain(probes, ds, call, FaultStage::accumulate, "long rows");
     }
+    if (!is_long && f.stage != FaultStage::tail && is_wrong_sum(ran, p, ds))
+      f.stage = FaultStage::accumulate;
     if (f.stage == FaultStage::accumulate) f.stage = stage_of_lost_terms(probes, shape);
     return f.found() ? f : explain_long(probes, call, ran, shape);
   }

@@ -18,7 +18,30 @@ struct Kind {
   Options options;
   const char* name;
   bool dlse = false;
+  enum class Zero { nothing, dout, first_heads, last_heads, some_rows, q, k, v } zero = {};
 };
+
+/// Sets an input to 0, or dout of some heads or rows: what they add may be skipped, but the
+/// gradients must still be written.
+void clear(const Kind& kind, GradientCall& call) {
+  using Zero = Kind::Zero;
+  const Tensors& t = call.forward.tensors;
+  if (kind.zero == Zero::q) fill(t.q, [](auto...) { return 0.0; });
+  if (kind.zero == Zero::k) fill(t.k, [](auto...) { return 0.0; });
+  if (kind.zero == Zero::v) fill(t.v, [](auto...) { return 0.0; });
+  const Shape& s = kind.shape;
+  const std::int64_t group = s.q_heads / s.kv_heads;
+  for (std::int64_t row = 0; row < s.batch * s.q_heads * s.q_len; ++row) {
+    const std::int64_t head = row / s.q_len % s.q_heads;
+    const bool is_cleared = kind.zero == Zero::dout ||
+                            (kind.zero == Zero::first_heads && head < group) ||
+                            (kind.zero == Zero::last_heads && head + group + 1 >= s.q_heads) ||
+                            (kind.zero == Zero::some_rows && row % s.q_len < s.q_len - 1);
+    if (!is_cleared) continue;
+    const auto first = call.dout.begin() + static_cast<std::ptrdiff_t>(row * s.v_dim);
+    std::fill(first, first + static_cast<std::ptrdiff_t>(s.v_dim), 0.0);
+  }
+}
 
 GradientCall call_of(const ProbeSequence& probes, const Kind& kind) {
   GradientCall call = gradient_call(probes, kind.shape, kind.options);
@@ -27,6 +50,7 @@ GradientCall call_of(const ProbeSequence& probes, const Kind& kind) {
     call.dlse.resize(call.dout.size() / static_cast<std::size_t>(kind.shape.v_dim));
     fill_random(call.dlse, 1, probes.seed, 251);
   }
+  clear(kind, call);
   return call;
 }
 
@@ -73,6 +97,41 @@ std::string uncovered(ProbeSequence& probes, const Kind& kind, bool over_numbers
   return "";
 }
 
+/// Inputs of 0, tiles that nothing sees, other dims.
+void add_other_kinds(const ProbeSequence& probes, std::vector<Kind>& kinds) {
+  using Zero = Kind::Zero;
+  const Options base = probes.base();
+  const std::int64_t head_dim = probes.main_dim();
+  const auto add = [&](std::int64_t q_len, std::int64_t kv_len, const char* name,
+                       bool wide = false) -> Kind& {
+    return kinds.emplace_back(Kind{probes.shape(q_len, kv_len, head_dim, wide), base, name});
+  };
+  add(5, 9, "dout of 0: ").zero = Zero::dout;
+  add(5, 9, "dout of 0 in the first heads: ", true).zero = Zero::first_heads;
+  add(5, 9, "dout of 0 in the last heads: ", true).zero = Zero::last_heads;
+  add(200, 9, "dout of 0 in most rows: ").zero = Zero::some_rows;
+  add(5, 9, "Q of 0: ").zero = Zero::q;
+  add(5, 9, "K of 0: ").zero = Zero::k;
+  add(5, 9, "V of 0: ").zero = Zero::v;
+  if (probes.can.dlse) {
+    Kind& kind = add(5, 9, "dout of 0, dlse: ");
+    kind.zero = Zero::dout, kind.dlse = true;
+  }
+  if (probes.can.zero_scale) add(5, 9, "a scale of 0: ").options.scale = 0;
+  if (probes.can.causal && probes.can.cross) {
+    add(300, 3, "tiles of rows without keys: ").options.causal = true;
+  }
+  if (probes.can.window && probes.can.cross) {
+    Options& options = add(3, 300, "tiles of keys that no row sees: ").options;
+    options.window_left = options.window_right = 2;
+  }
+  for (const std::int64_t d : probes.can.other_dims) {
+    Shape& shape = add(5, 9, "another head dim: ").shape;
+    shape.head_dim = shape.v_dim = d;
+  }
+  for (const std::int64_t d : probes.can.other_v_dims) add(5, 9, "another v_dim: ").shape.v_dim = d;
+}
+
 /// Several heads and batches, rows that see no key, keys that no row sees, values narrower and
 /// wider than keys, long sequences.
 std::vector<Kind> kinds_of_calls(const ProbeSequence& probes, std::int64_t head_dim) {
@@ -104,6 +163,7 @@ std::vector<Kind> kinds_of_calls(const ProbeSequence& probes, std::int64_t head_
     if (probes.can.dlse) add(5, 9, "dlse: ").dlse = true;
     if (probes.can.v_dim) add(5, 9, "narrow values: ").shape.v_dim = head_dim / 2;
     if (probes.can.wide_values) add(5, 9, "wide values: ").shape.v_dim = 2 * head_dim;
+    if (!probes.pinned) add_other_kinds(probes, kinds);
   }
   return kinds;
 }
@@ -128,15 +188,25 @@ Finding probe_grad_coverage(ProbeSequence& probes, std::int64_t head_dim) {
 
 Finding probe_grad_determinism(ProbeSequence& probes, std::int64_t head_dim) {
   const int most = probes.quick ? 8 : 20;
-  for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {70, 40}, {97, 97}, {33, 33}}) {
+  for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {70, 40}, {97, 97}, {33, 33}, {20, 35}}) {
     const int times = q_len == 9 ? most : most / 2;
     Shape shape = probes.shape(q_len, kv_len, head_dim, kv_len == 70);
     if (q_len == 97) shape.q_heads = shape.kv_heads;
     Options options = probes.base();
     if (q_len == 33) options.causal = probes.can.causal;
     if (q_len == 33 && options.causal == probes.base().causal) continue;
+    const bool has_all = q_len == 20;
+    if (has_all) {
+      if (probes.can.softcap) options.softcap = 3;
+      if (probes.can.window) options.window_left = 20, options.window_right = 9;
+      if (probes.can.scale) options.scale = 0.2;
+    }
     GradientCall call = gradient_call(probes, shape, options);
     fill_random(call, 1, probes.seed);
+    if (has_all && probes.can.dlse) {
+      call.dlse.resize(call.dout.size() / static_cast<std::size_t>(shape.v_dim));
+      fill_random(call.dlse, 1, probes.seed, 271);
+    }
     GradientCall other = call;
     fill_random(other, 1, probes.seed + 1);
     const RanGradients first = run_gradients(probes, call);

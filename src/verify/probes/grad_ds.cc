@@ -1,5 +1,6 @@
 // Probes grad_dp, grad_delta and grad_ds: dS is read from dq and dk. Under uniform P and with an
 // output of 0, dS is dP / n; an output that is not 0 adds delta; random scores add P.
+#include <algorithm>
 #include <cmath>
 
 #include "verify/probes/gradient_reading.h"
@@ -78,6 +79,29 @@ bool factor_of_length(ProbeSequence& probes, std::int64_t head_dim, double facto
   return false;
 }
 
+/// True if random dS hold those of other pairs, with the P of these.
+bool exchanges_random_ds(ProbeSequence& probes, std::int64_t head_dim) {
+  GradientCall call = gradient_call(probes, probes.shape(5, 20, head_dim), probes.base());
+  fill_random(call, 1, probes.seed);
+  const Readings readings = read_ds(probes, call, score_dims(head_dim));
+  return !readings.all.empty() &&
+         std::all_of(readings.all.begin(), readings.all.end(),
+                     [](const Reading& r) { return diagnose(r, FaultStage::ds).exchanged; });
+}
+
+/// Small dS are wrong, and so are all gradients if dout is small.
+bool loses_small_results(ProbeSequence& probes, const GradientCall& call, std::int64_t head_dim) {
+  const Readings readings = read_ds(probes, call, score_dims(head_dim));
+  if (readings.all.empty() ||
+      !std::all_of(readings.all.begin(), readings.all.end(), is_wrong_where_small)) {
+    return false;
+  }
+  GradientCall small = call;
+  for (double& x : small.dout) x *= probes.impl.formats().dtype == Format::f16 ? 0x1p-9 : 0x1p-24;
+  const RanGradients ran = run_gradients(probes, small);
+  return ran.result.ok() && !ran.judged[kDv].ok() && !ran.judged[kDq].ok() && !ran.judged[kDk].ok();
+}
+
 }  // namespace
 
 Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim) {
@@ -102,6 +126,9 @@ Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim) {
       // Keys of a row are shifted alike, so exchanged keys are not.
       f.stage = FaultStage::ds;
       f.detail += "; it stays the same when dP and delta change by the same amount";
+    } else if (f.stage == FaultStage::dp && exchanges_random_ds(probes, head_dim)) {
+      f.stage = FaultStage::ds;
+      f.detail += "; with random scores, P is exchanged with it";
     }
     return f;
   }
@@ -127,7 +154,15 @@ Finding probe_grad_delta(ProbeSequence& probes, std::int64_t head_dim) {
     fill_random(call, 1, probes.seed);
     Finding other = explain(probes, read_ds(probes, call, score_dims(head_dim)), call,
                             FaultStage::delta, "random scores");
-    return other.stage == FaultStage::ds ? other : f;
+    if (other.stage == FaultStage::ds) return other;
+    const Readings random = read_ds(probes, call, score_dims(head_dim));
+    if (!random.all.empty() &&
+        std::all_of(random.all.begin(), random.all.end(),
+                    [](const Reading& r) { return has_shifted_values(r); })) {
+      f.stage = FaultStage::dp;
+      f.detail = "random scores: dP is off by that of one row of V, or of their mean; " + f.detail;
+    }
+    return f;
   }
   return {};
 }
@@ -140,7 +175,13 @@ Finding probe_grad_ds(ProbeSequence& probes, std::int64_t head_dim) {
       fill_random(call, sigma, probes.seed);
       Finding f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call, FaultStage::ds,
                           "random scores");
-      if (f.found()) return f;
+      if (f.found()) {
+        if (loses_small_results(probes, call, head_dim)) {
+          f.stage = FaultStage::unlocalised;
+          f.detail += "; small elements of all gradients are wrong";
+        }
+        return f;
+      }
       // All columns at once: the products beyond those that read dS.
       fill_random(call, sigma, probes.seed + 1);
       const RanGradients ran = run_gradients(probes, call);

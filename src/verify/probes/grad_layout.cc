@@ -1,6 +1,7 @@
 // Probe grad_layout: random gradients of several heads and in several strides. A fault that one
 // head of one batch does not have is in an address, in a sum over the heads of a group, or in a
 // stage that reads another head's values.
+#include <array>
 #include <cmath>
 
 #include "verify/gradient_call.h"
@@ -41,6 +42,26 @@ Finding explain_heads(ProbeSequence& probes, GradientCall& call, const RanGradie
   const std::string with = needs_batch   ? "only with several batches: "
                            : needs_group ? "only with several query heads per KV head: "
                                          : "only with several heads: ";
+  // A wrong sum of products of single heads shows in its terms.
+  const bool dv_alone = ran.judged[kDq].ok() && ran.judged[kDk].ok(),
+             dk_alone = ran.judged[kDq].ok() && ran.judged[kDv].ok();
+  if (needs_group && (dv_alone || dk_alone)) {
+    const Readings readings =
+        dv_alone ? read_p(probes, call) : read_ds(probes, call, score_dims(shape.head_dim));
+    const FaultStage own = dv_alone ? FaultStage::dv : FaultStage::dk;
+    FaultStage stage = own;
+    std::string seen;
+    for (const Reading& r : readings.all) {
+      const Diagnosis d = diagnose(r, own);
+      if (d.stage == FaultStage::none) continue;
+      if (d.stage == FaultStage::accumulate || !std::isnan(d.factor))
+        stage = FaultStage::accumulate;
+      if (d.stage == FaultStage::precision) stage = FaultStage::precision;
+      seen = d.text + "; ";
+    }
+    return gradient_finding(probes, stage, with + seen + worst_element(call, ran, worst), call, ran,
+                            worst);
+  }
   if (needs_group && ran.judged[kDq].ok()) {
     return gradient_finding(probes, FaultStage::accumulate,
                             with + "dq is correct, but " + worst_element(call, ran, worst), call,
@@ -52,7 +73,13 @@ Finding explain_heads(ProbeSequence& probes, GradientCall& call, const RanGradie
   for (const Reading& r : readings.all) {
     const Diagnosis d = diagnose(r, FaultStage::layout);
     if (d.stage != FaultStage::layout && d.structural) {
-      return gradient_finding(probes, d.stage, with + d.text, call, ran, worst);
+      FaultStage stage = d.stage;
+      if (stage == FaultStage::accumulate) {
+        Shape whole = shape;
+        whole.batch = needs_batch ? shape.batch : 1;
+        stage = stage_of_lost_terms(probes, whole);
+      }
+      return gradient_finding(probes, stage, with + d.text, call, ran, worst);
     }
   }
   return gradient_finding(probes, FaultStage::layout, with + worst_element(call, ran, worst), call,
@@ -80,13 +107,8 @@ Finding check_heads(ProbeSequence& probes, GradientCall& call, const RanGradient
   return explain_heads(probes, call, ran, shape);
 }
 
-/// More batches, heads and heads of a group than the other probes have.
-Finding check_many_heads(ProbeSequence& probes, std::int64_t head_dim) {
-  Shape shape = probes.shape(3, 5, head_dim);
-  if (probes.pinned || head_dim != probes.main_dim()) return {};
-  if (probes.can.batch) shape.batch = 3;
-  shape.q_heads = 16;
-  shape.kv_heads = probes.can.gqa ? 2 : shape.q_heads;
+/// One call of many heads.
+Finding check_shape(ProbeSequence& probes, const Shape& shape) {
   GradientCall call = gradient_call(probes, shape, probes.base());
   fill_random(call, 1, probes.seed);
   const RanGradients ran = run_gradients(probes, call);
@@ -98,18 +120,60 @@ Finding check_many_heads(ProbeSequence& probes, std::int64_t head_dim) {
   return by_chance ? Finding{} : check_heads(probes, call, ran, shape);
 }
 
+/// More batches, heads and heads of a group than the other probes have.
+Finding check_many_heads(ProbeSequence& probes, std::int64_t head_dim) {
+  if (probes.pinned || head_dim != probes.main_dim()) return {};
+  for (const auto& [batch, q_heads, kv_heads] : {std::array{3, 16, 2}, {5, 7, 1}}) {
+    Shape shape = probes.shape(3, 5, head_dim);
+    if (probes.can.batch) shape.batch = batch;
+    shape.q_heads = q_heads;
+    shape.kv_heads = probes.can.gqa ? kv_heads : q_heads;
+    if (Finding f = check_shape(probes, shape); f.found()) return f;
+  }
+  return {};
+}
+
+/// Strides of a call. No name: those of all other probes.
+struct Strides {
+  Setting setting;
+  const char* name;
+};
+
+std::vector<Strides> all_strides(const ProbeSequence& probes) {
+  const Setting native = probes.impl.default_setting();
+  std::vector<Strides> all{{native, nullptr}};
+  const auto add = [&](MemoryLayout layout, const char* name) {
+    if (layout == native.inputs) return;
+    all.push_back({native, name});
+    all.back().setting.inputs = all.back().setting.out = layout;
+  };
+  if (!probes.can.strides) return all;
+  add(MemoryLayout::padded, "padded rows and heads, in every tensor others: ");
+  add(MemoryLayout::rows_first, "rows before heads in memory: ");
+  if (probes.can.strided_columns) add(MemoryLayout::strided_columns, "a column stride of 2: ");
+  if (probes.can.strided_rows) {
+    all.push_back({native, "padded rows of the LSE and dlse: "});
+    all.back().setting.of_rows = MemoryLayout::padded;
+  }
+  return all;
+}
+
 }  // namespace
 
 Finding probe_grad_layout(ProbeSequence& probes, std::int64_t head_dim) {
-  for (const MemoryLayout layout :
-       {probes.impl.default_setting().inputs, MemoryLayout::padded, MemoryLayout::rows_first}) {
-    Setting setting = probes.impl.default_setting();
-    const bool native = layout == setting.inputs;
-    if (!native && !probes.can.strides) continue;
-    setting.inputs = setting.out = layout;
+  for (const Strides& strides : all_strides(probes)) {
+    const Setting& setting = strides.setting;
+    const bool native = strides.name == nullptr;
     const Shape shape = probes.shape(5, 9, head_dim);
     GradientCall call = gradient_call(probes, shape, probes.base());
     fill_random(call, 1, probes.seed);
+    if (setting.of_rows != MemoryLayout{} && probes.can.dlse) {
+      call.dlse.resize(call.dout.size() / static_cast<std::size_t>(shape.v_dim));
+      fill_random(call.dlse, 1, probes.seed, 261);
+      // A wrong dlse of compact tensors has a probe of its own.
+      GradientCall compact = call;
+      if (!run_gradients(probes, compact).ok()) call.dlse.clear();
+    }
     const RanGradients ran = run_gradients(probes, call, setting);
     if (auto f = failure_of(probes, ran.result, FaultStage::layout)) return *f;
     if (!ran.result.ok() || ran.ok()) continue;
@@ -117,10 +181,7 @@ Finding probe_grad_layout(ProbeSequence& probes, std::int64_t head_dim) {
     if (native) return check_heads(probes, call, ran, shape);
     const int worst = ran.worst();
     return gradient_finding(probes, FaultStage::layout,
-                            std::string(layout == MemoryLayout::padded
-                                            ? "padded rows and heads, in every tensor others: "
-                                            : "rows before heads in memory: ") +
-                                worst_element(call, ran, worst) +
+                            strides.name + worst_element(call, ran, worst) +
                                 "; compact tensors give the correct gradients",
                             call, ran, worst);
   }

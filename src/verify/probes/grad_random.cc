@@ -52,6 +52,10 @@ std::vector<Drawn> dims(const ProbeSequence& probes) {
       all.push_back(drawn);
     }
   }
+  for (const std::int64_t d : probes.can.other_v_dims) {
+    all.push_back(all.front());
+    all.back().shape.v_dim = d;
+  }
   if (probes.can.wide_values) {
     all.push_back(all.front());
     all.back().shape.v_dim = 2 * all.back().shape.head_dim;
@@ -294,7 +298,7 @@ Finding probe_grad_random(ProbeSequence& probes, std::int64_t) {
     if (!run(probes, drawn).failed()) continue;
     if (Finding f = explain_random(probes, drawn); f.found()) return f;
   }
-  return {};
+  return stray_write(probes).value_or(Finding{});
 }
 
 }  // namespace flashcore::verify

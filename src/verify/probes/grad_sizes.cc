@@ -18,29 +18,60 @@ Sizes sizes_of(Format format) {
   return {0x1p-30, 0x1p12};
 }
 
-enum class Kind { small, large, mixed_rows, small_values, large_values };
+enum class Kind {
+  small,
+  large,
+  mixed_rows,
+  small_values,
+  large_values,
+  some_rows,
+  no_values,
+  large_keys,
+  large_queries
+};
 constexpr std::pair<Kind, const char*> kKinds[] = {{Kind::small, "small dout"},
                                                    {Kind::large, "large dout"},
                                                    {Kind::mixed_rows, "rows of dout of all sizes"},
                                                    {Kind::small_values, "small V"},
-                                                   {Kind::large_values, "large V"}};
+                                                   {Kind::large_values, "large V"},
+                                                   {Kind::some_rows, "dout of 0 in some rows"},
+                                                   {Kind::no_values, "V of 0"},
+                                                   {Kind::large_keys, "large K and small Q"},
+                                                   {Kind::large_queries, "large Q and small K"}};
+
+void multiply(const TensorView& t, double factor) {
+  auto* x = static_cast<double*>(t.data);
+  const std::int64_t count = t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3];
+  for (std::int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
 
 void resize(GradientCall& call, Kind kind, const Sizes& sizes) {
-  const TensorView& v = call.forward.tensors.v;
-  const bool of_v = kind == Kind::small_values || kind == Kind::large_values;
+  const Tensors& t = call.forward.tensors;
+  const TensorView& v = t.v;
+  if (kind == Kind::large_keys || kind == Kind::large_queries) {
+    constexpr double kLarge = 0x1p7;
+    const bool keys = kind == Kind::large_keys;
+    multiply(t.k, keys ? kLarge : 1 / kLarge);
+    multiply(t.q, keys ? 1 / kLarge : kLarge);
+    return;
+  }
+  const bool of_v =
+      kind == Kind::small_values || kind == Kind::large_values || kind == Kind::no_values;
   const bool small = kind == Kind::small || kind == Kind::small_values;
-  const double factor = small ? sizes.small : sizes.large;
+  const double factor = kind == Kind::no_values ? 0 : small ? sizes.small : sizes.large;
   if (of_v) {
-    auto* x = static_cast<double*>(v.data);
-    const std::int64_t count = v.shape[0] * v.shape[1] * v.shape[2] * v.shape[3];
-    for (std::int64_t i = 0; i < count; ++i) x[i] *= factor;
+    multiply(v, factor);
     return;
   }
   const auto columns = static_cast<std::size_t>(v.shape[3]);
-  const double of_rows[] = {sizes.small, 1, sizes.large, std::sqrt(sizes.small),
-                            std::sqrt(sizes.large)};
+  const double of_sizes[] = {sizes.small, 1, sizes.large, std::sqrt(sizes.small),
+                             std::sqrt(sizes.large)};
+  const double of_zeros[] = {1, 0, 0, 1, 0};
   for (std::size_t i = 0; i < call.dout.size(); ++i) {
-    call.dout[i] *= kind == Kind::mixed_rows ? of_rows[i / columns % std::size(of_rows)] : factor;
+    const std::size_t row = i / columns % std::size(of_sizes);
+    call.dout[i] *= kind == Kind::mixed_rows  ? of_sizes[row]
+                    : kind == Kind::some_rows ? of_zeros[row]
+                                              : factor;
   }
 }
 

@@ -65,6 +65,13 @@ bool lost_by_value(const Reading& r, const std::vector<std::size_t>& found,
          splits([&](std::size_t e) { return r.p[e]; });
 }
 
+/// Terms `first` to `last` of a sum are in its last whole tile and in one that ends with the sum.
+bool is_overlap(std::size_t first, std::size_t last, std::size_t count) {
+  constexpr std::size_t kShortestTile = 4;
+  const std::size_t tile = count - first;
+  return tile >= kShortestTile && last + 1 < count && count / tile * tile == last + 1;
+}
+
 /// Whole rows or keys of a head that are missing or counted several times, beside correct ones.
 Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
   // How often they count: 0, 2, or what the worst entry shows.
@@ -100,7 +107,9 @@ Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
     last_row = std::max(last_row, e / keys % rows);
     first_key = std::min(first_key, e % keys), last_key = std::max(last_key, e % keys);
   }
-  return {FaultStage::accumulate,
+  const bool overlap = times == 2 && (r.from == kDq ? is_overlap(first_key, last_key, keys)
+                                                    : is_overlap(first_row, last_row, rows));
+  return {overlap ? FaultStage::tail : FaultStage::accumulate,
           "head " + decimal(head) + ", rows " + decimal(first_row) + " to " + decimal(last_row) +
               ", keys " + decimal(first_key) + " to " + decimal(last_key) +
               (times == 0 ? " are not added to " : " count " + number(times) + " times in ") +
@@ -238,8 +247,8 @@ Diagnosis delta_error(const Reading& r) {
     for (std::size_t e = first; e < first + static_cast<std::size_t>(r.keys); ++e) {
       if (!r.visible(e)) continue;
       off = off || r.wrong(e);
-      shift += (r.got[e] - r.want[e]) * r.p[e];
-      weight += r.p[e] * r.p[e];
+      shift += (r.got[e] - r.want[e]) * r.dscore[e];
+      weight += r.dscore[e] * r.dscore[e];
       least = std::min(least, r.bound[e]);
     }
     if (!off) continue;
@@ -247,8 +256,8 @@ Diagnosis delta_error(const Reading& r) {
     shift /= weight;  // delta - delta'
     for (std::size_t e = first; e < first + static_cast<std::size_t>(r.keys); ++e) {
       if (!r.visible(e)) continue;
-      if (!close(r, e, r.got[e], r.want[e] + shift * r.p[e])) return {};
-      clear += std::fabs(shift) * r.p[e] > 2 * r.bound[e] ? 1 : 0;
+      if (!close(r, e, r.got[e], r.want[e] + shift * r.dscore[e])) return {};
+      clear += std::fabs(shift) * r.dscore[e] > 2 * r.bound[e] ? 1 : 0;
       ++seen;
     }
     const double want = r.delta[static_cast<std::size_t>(row)], got = want - shift;
@@ -371,14 +380,21 @@ Diagnosis other_power_of_p(const Reading& r, const std::vector<std::size_t>& wro
              return r.visible(e) && close(r, e, r.got[e], power(r.want[e], r.p[e]));
            }) >= kNearlyAll;
   };
+  // Entries that would be 0 either way show nothing.
+  const auto shows = [&](auto power) {
+    return part(wrong, [&](std::size_t e) {
+             return std::fabs(power(r.want[e], r.p[e])) > 4 * r.bound[e];
+           }) >= 0.5;
+  };
   // Under uniform P the factor is that of all entries, and is known well.
   const auto [least, most] = std::minmax_element(r.p.begin(), r.p.end());
   if (*least > 0.99 * *most) {
     const double factor = fitted_factor(r), n = static_cast<double>(r.keys);
     if (std::fabs(factor / n - 1) > 0.02 && std::fabs(factor * n - 1) > 0.02) return {};
   }
+  const auto squared = [](double want, double p) { return want * p; };
   const bool without = explained([](double want, double p) { return want / p; });
-  if (!without && !explained([](double want, double p) { return want * p; })) return {};
+  if (!without && !(explained(squared) && shows(squared))) return {};
   return {FaultStage::ds,
           std::string("the factor P of dS is ") + (without ? "missing: " : "squared: ") +
               shown(r, wrong.front()),
@@ -448,12 +464,15 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
             true};
   }
   if (Diagnosis d = hidden_pairs(r, wrong); d.structural) return d;
+  if (Diagnosis d = fixed_steps(r); d.structural) return d;
   if (Diagnosis d = lost_tiles(r, wrong); d.structural) return d;
+  if (Diagnosis d = added_lines(r, wrong); d.structural) return d;
   if (Diagnosis d = exchanged(r, wrong, fallback); d.stage != FaultStage::none) return d;
   if (Diagnosis d = other_power_of_p(r, wrong); d.stage != FaultStage::none) return d;
   if (Diagnosis d = common_factor(r, fallback); d.stage != FaultStage::none) return d;
   if (Diagnosis d = delta_error(r); d.structural) return d;
   if (Diagnosis d = delta_of_tiles(r); d.structural) return d;
+  if (Diagnosis d = delta_of_keys(r); d.structural) return d;
   if (Diagnosis d = rounding(r, wrong); d.structural) return d;
   if (Diagnosis d = wrong_term(r, wrong); d.structural) return d;
   if (Diagnosis d = unweighted_delta(r); d.structural) return d;

@@ -33,6 +33,29 @@ Evidence evidence_of(const Reading& reading, const std::string& call) {
   return e;
 }
 
+/// True if few entries are wrong, and by little: another fault may show at its edge.
+bool is_close_to_bound(const Reading& r) {
+  constexpr double kLittle = 16;
+  std::size_t wrong = 0;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    if (!r.wrong(e)) continue;
+    ++wrong;
+    if (!(std::fabs(r.got[e] - r.want[e]) <= kLittle * r.bound[e])) return false;
+  }
+  return 20 * wrong < r.got.size();
+}
+
+/// True if all are wrong by no more than roundings of the largest one in f32.
+bool is_within_roundings(const Reading& r) {
+  constexpr double kRoundings = 0x1p-19;
+  double most = 0;
+  for (const double x : r.want) most = std::max(most, std::fabs(x));
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    if (r.wrong(e) && !(std::fabs(r.got[e] - r.want[e]) <= kRoundings * most)) return false;
+  }
+  return true;
+}
+
 /// True if the same entries are wrong in all readings.
 bool same_entries(const Readings& readings) {
   const Reading& first = readings.all.front();
@@ -57,6 +80,30 @@ FaultStage stage_of_lost_terms(ProbeSequence& probes, const Shape& shape) {
   GradientCall call = gradient_call(probes, whole, probes.base());
   fill_random(call, 0.5, probes.seed);
   return run_gradients(probes, call).ok() ? FaultStage::tail : FaultStage::accumulate;
+}
+
+bool delta_explains(const GradientCall& call, const RanGradients& ran) {
+  const Tensors& t = call.forward.tensors;
+  const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  const std::size_t rows = size(t.q.shape[2]), keys = size(t.k.shape[2]), d = size(t.q.shape[3]);
+  const std::size_t group = size(t.q.shape[1] / t.k.shape[1]);
+  if (!ran.judged[kDv].ok() || ran.judged[kDq].ok() || keys < 2) return false;
+  for (std::size_t row = 0; row < ran.judged[kDq].ratio.size() / d; ++row) {
+    const double* ratio = ran.judged[kDq].ratio.data() + row * d;
+    if (std::all_of(ratio, ratio + d, [](double x) { return x <= 1; })) continue;
+    const double* k = static_cast<const double*>(t.k.data) + row / rows / group * keys * d;
+    const std::vector<double>& p = ran.expected.forward.probabilities[row];
+    double along = 0, mean2 = 0, error2 = 0;
+    for (std::size_t c = 0; c < d; ++c) {
+      double mean = 0;
+      for (std::size_t j = 0; j < keys; ++j) mean += p[j] * k[j * d + c];
+      const std::size_t at = row * d + c;
+      const double error = ran.result.value[kDq][at] - ran.expected.of(kDq).value[at];
+      along += mean * error, mean2 += mean * mean, error2 += error * error;
+    }
+    if (!(along * along > 0.98 * mean2 * error2)) return false;
+  }
+  return true;
 }
 
 Finding explain(const ProbeSequence& probes, const Readings& readings, const GradientCall& call,
@@ -84,14 +131,22 @@ Finding explain(const ProbeSequence& probes, const Readings& readings, const Gra
   const auto& [diagnosis, reading] = faults.front();
   FaultStage stage = diagnosis.stage;
   std::string text = diagnosis.text;
-  if (stage == FaultStage::accumulate && faults.size() == 2 &&
-      faults[1].first.stage == FaultStage::accumulate && same_entries(readings)) {
-    stage = fallback == FaultStage::accumulate ? FaultStage::ds : fallback;
+  if (stage == FaultStage::accumulate && faults.size() == 2 && same_entries(readings)) {
+    const Diagnosis& other = faults[1].first;
+    const bool is_known = other.structural && other.stage != FaultStage::accumulate;
+    stage = is_known ? other.stage : fallback == FaultStage::accumulate ? FaultStage::ds : fallback;
     text += "; dq and dk show the same entries, so dS itself lacks them";
   }
   if (faults.size() < readings.all.size()) {
     text += std::string("; ") + (reading->from == kDq ? "dk" : "dq") + " shows the correct dS";
-    if (!diagnosis.structural) stage = reading->from == kDq ? FaultStage::dq : FaultStage::dk;
+    // Of a term of dS, this product has a copy of its own.
+    const bool of_ds =
+        stage == FaultStage::dp || stage == FaultStage::delta || stage == FaultStage::ds;
+    const bool moved = stage == FaultStage::accumulate && reading->moved > 0;
+    if (moved) text += "; and other columns, where 0 should be, have values";
+    if (!diagnosis.structural || of_ds || moved) {
+      stage = reading->from == kDq ? FaultStage::dq : FaultStage::dk;
+    }
   }
   if (!readings.unwritten.empty() && !outranks_coverage(stage)) {
     stage = FaultStage::coverage;
@@ -100,7 +155,32 @@ Finding explain(const ProbeSequence& probes, const Readings& readings, const Gra
   Finding f = probes.finding(stage, input + ": " + text);
   f.call = describe(call);
   f.evidence = evidence_of(*reading, f.call);
+  const bool one_product = faults.size() < readings.all.size();
+  f.is_weak = (stage == FaultStage::precision && is_close_to_bound(*reading)) ||
+              ((stage == FaultStage::precision || one_product) && is_within_roundings(*reading));
   return f;
+}
+
+FaultStage stage_by_gradients(const RanGradients& ran) {
+  if (!ran.judged[kDv].ok()) return FaultStage::dv;
+  const bool dq = !ran.judged[kDq].ok(), dk = !ran.judged[kDk].ok();
+  return dq && dk ? FaultStage::ds : dq ? FaultStage::dq : FaultStage::dk;
+}
+
+Finding check_call(ProbeSequence& probes, const GradientCall& call, FaultStage fallback,
+                   const std::string& input) {
+  GradientCall plain = call;
+  const RanGradients ran = run_gradients(probes, plain);
+  if (auto f = failure_of(probes, ran.result, fallback)) return *f;
+  if (!ran.result.ok() || ran.ok()) return {};
+  Finding f = explain(probes, read_p(probes, call), call, FaultStage::dv, input);
+  if (f.found()) return f;
+  f = explain(probes, read_ds(probes, call, score_dims(call.forward.tensors.q.shape[3])), call,
+              fallback, input);
+  if (f.found()) return f;
+  const int g = ran.worst();
+  return gradient_finding(probes, stage_by_gradients(ran),
+                          input + ": " + worst_element(call, ran, g), call, ran, g);
 }
 
 }  // namespace flashcore::verify

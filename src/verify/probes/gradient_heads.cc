@@ -33,6 +33,7 @@ constexpr Mistake kMistakes[] = {
     {bit(kOut), false, FaultStage::delta, "out in delta"},
     {bit(kDeltaDout) | bit(kOut), false, FaultStage::delta, "delta"},
     {bit(kLse), false, FaultStage::dv, "the LSE"},
+    {bit(kQ) | bit(kDpDout) | bit(kDeltaDout) | bit(kOut) | bit(kLse), false, FaultStage::dq, "dS"},
 };
 
 /// Relative error of a head that is explained. Another explanation of random numbers has one
@@ -185,19 +186,20 @@ struct HeadMap {
   }
 };
 
-/// dv of all KV heads with dout of other heads, or dk with Q of other heads.
+/// dv of all KV heads with dout, or with P, of other heads; dk with Q, or with dS, of other heads.
 std::vector<double> sum_of(const GradientCall& call, const RanGradients& ran, const Sizes& s, int g,
-                           const HeadMap& map) {
+                           const HeadMap& map, bool of_weights) {
   const std::size_t columns = g == kDv ? s.v_dim : s.head_dim;
   const double* operands =
       g == kDv ? call.dout.data() : static_cast<const double*>(call.forward.tensors.q.data);
   std::vector<double> sum(s.kv_heads * s.keys * columns, 0.0);
   for (std::size_t head = 0; head < s.heads; ++head) {
     for (std::size_t i = 0; i < s.rows; ++i) {
-      const std::size_t row = head * s.rows + i;
+      const std::size_t mapped = map(head) * s.rows + i;
+      const std::size_t row = of_weights ? mapped : head * s.rows + i;
       const std::vector<double>& weights =
           g == kDv ? ran.expected.forward.probabilities[row] : ran.expected.gradients.ds[row];
-      const double* x = operands + (map(head) * s.rows + i) * columns;
+      const double* x = operands + (of_weights ? head * s.rows + i : mapped) * columns;
       for (std::size_t j = 0; j < s.keys; ++j) {
         const double weight = g == kDv ? weights[j] : s.scale * weights[j];
         double* to = sum.data() + (head / (s.heads / s.kv_heads) * s.keys + j) * columns;
@@ -219,11 +221,14 @@ HeadDiagnosis operand_of_another_head(const GradientCall& call, const RanGradien
                 0};
     map.batch = s.heads / map.heads;
     for (; map.rule < HeadMap::kRules; ++map.rule) {
-      const std::vector<double> sum = sum_of(call, ran, s, g, map);
-      if (!(distance(ran.result.value[g].data(), sum.data(), sum.size()) < kExplained)) continue;
-      return {g == kDv ? FaultStage::dv : FaultStage::dk,
-              std::string(kGradientNames[g]) + " is the product with " + (g == kDv ? "dout" : "Q") +
-                  " of other heads"};
+      for (const bool of_weights : {false, true}) {
+        const std::vector<double> sum = sum_of(call, ran, s, g, map, of_weights);
+        if (!(distance(ran.result.value[g].data(), sum.data(), sum.size()) < kExplained)) continue;
+        const char* operand = g == kDv ? (of_weights ? "P" : "dout") : of_weights ? "dS" : "Q";
+        return {
+            g == kDv ? FaultStage::dv : FaultStage::dk,
+            std::string(kGradientNames[g]) + " is the product with " + operand + " of other heads"};
+      }
     }
   }
   return {};

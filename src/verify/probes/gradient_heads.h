@@ -17,7 +17,7 @@ struct HeadDiagnosis {
 /// softcap.
 HeadDiagnosis tensor_of_another_head(const GradientCall& call, const RanGradients& ran);
 
-/// dv alone, or dk alone, is that with dout, or Q, of other heads.
+/// dv alone, or dk alone, is that with dout or P, or with Q or dS, of other heads.
 HeadDiagnosis operand_of_another_head(const GradientCall& call, const RanGradients& ran);
 
 /// A gradient is a sum of parts of query heads, but not of its own ones, each once.

@@ -29,8 +29,10 @@ Reading blank_reading(int from, const Sizes& s, double scale) {
   r.head_dim = static_cast<double>(s.head_dim);
   r.v_dim_scale = 1.0 / std::sqrt(static_cast<double>(s.v_dim));
   const auto count = static_cast<std::size_t>(r.heads * r.rows * r.keys);
-  for (std::vector<double>* values : {&r.got, &r.want, &r.bound, &r.p}) values->assign(count, 0.0);
+  for (std::vector<double>* values : {&r.got, &r.want, &r.bound, &r.p, &r.dscore})
+    values->assign(count, 0.0);
   r.delta.assign(static_cast<std::size_t>(r.heads * r.rows), 0.0);
+  r.lse = r.delta;
   return r;
 }
 
@@ -42,12 +44,28 @@ void take(const RanGradients& ran, std::size_t at, std::size_t entry, double uni
   r.bound[entry] = ran.judged[r.from].bound[at] / std::fabs(unit);
 }
 
-void take_context(const ExpectedGradients& expected, Reading& r) {
+void take_context(const ExpectedGradients& expected, double softcap, Reading& r) {
   for (std::size_t row = 0; row < r.delta.size(); ++row) {
     r.delta[row] = expected.gradients.delta[row];
+    r.lse[row] = expected.forward.lse[row];
     const std::vector<double>& p = expected.forward.probabilities[row];
-    std::copy(p.begin(), p.end(),
-              r.p.begin() + static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(r.keys)));
+    const std::size_t first = row * static_cast<std::size_t>(r.keys);
+    std::copy(p.begin(), p.end(), r.p.begin() + static_cast<std::ptrdiff_t>(first));
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      const double capped = softcap > 0 ? (std::log(p[j]) + r.lse[row]) / softcap : 0;
+      r.dscore[first + j] = p[j] > 0 ? p[j] * (1 - capped * capped) : 0;
+    }
+  }
+}
+
+/// Counts wrong elements in columns without an entry, which should be 0.
+void count_moved(const RanGradients& ran, const Sizes& s, std::int64_t score_dims,
+                 std::int64_t first_entry, std::int64_t entries, Reading& r) {
+  const std::vector<double>& ratio = ran.judged[r.from].ratio;
+  for (std::size_t at = 0; at < ratio.size(); ++at) {
+    const std::int64_t c = static_cast<std::int64_t>(at) % s.head_dim;
+    const bool is_entry = c >= first_entry && c < first_entry + entries;
+    if (c >= score_dims && !is_entry && !(ratio[at] <= 1)) ++r.moved;
   }
 }
 
@@ -84,7 +102,7 @@ Readings read_p(ProbeSequence& probes, const GradientCall& base) {
     });
     if (!run_block(probes, call, readings, ran)) return readings;
     Reading& r = readings.all[0];
-    if (first == 0) take_context(ran.expected, r);
+    if (first == 0) take_context(ran.expected, call.forward.options.softcap, r);
     each_slot([&](std::int64_t head, std::int64_t i, std::int64_t column) {
       const std::int64_t kv_head = head / s.q_heads * s.kv_heads + head % s.q_heads / s.group;
       for (std::int64_t j = 0; j < s.keys; ++j) {
@@ -124,7 +142,13 @@ Readings read_ds(ProbeSequence& probes, const GradientCall& base, std::int64_t s
             [&](std::int64_t head, std::int64_t i) { return s.slot(head, i); });
     if (!run_block(probes, call, readings, ran)) return readings;
     Reading &of_dq = readings.all[0], &of_dk = readings.all[1];
-    if (first == 0) take_context(ran.expected, of_dq), take_context(ran.expected, of_dk);
+    if (first == 0) {
+      for (Reading* r : {&of_dq, &of_dk}) {
+        take_context(ran.expected, call.forward.options.softcap, *r);
+      }
+    }
+    count_moved(ran, s, score_dims, score_dims, std::min(width, s.keys - first), of_dq);
+    count_moved(ran, s, score_dims, score_dims + width, std::min(width, s.slots - first), of_dk);
     for (std::int64_t head = 0; head < s.batch * s.q_heads; ++head) {
       const std::int64_t kv_head = head / s.q_heads * s.kv_heads + head % s.q_heads / s.group;
       for (std::int64_t i = 0; i < s.rows; ++i) {

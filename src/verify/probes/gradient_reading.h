@@ -19,8 +19,12 @@ struct Reading {
   std::int64_t heads = 0, rows = 0, keys = 0;
   std::vector<double> got, want, bound;
   // Of the oracle, for explanations.
-  std::vector<double> p;      ///< probabilities
-  std::vector<double> delta;  ///< per row
+  std::vector<double> p;       ///< probabilities
+  std::vector<double> dscore;  ///< P times the slope of the softcap: the factor of dP - delta
+  std::vector<double> delta;   ///< per row
+  std::vector<double> lse;     ///< per row
+  /// Wrong elements of the gradient in columns that should be 0: columns or rows are exchanged.
+  std::size_t moved = 0;
   double scale = 1, head_dim = 64;
   double v_dim_scale = 1;  ///< scale if v_dim were the head dim
 
@@ -71,10 +75,38 @@ Diagnosis delta_of_tiles(const Reading& reading);
 /// dS is that with dP, or P, of another key or row, or with dP of 0, its magnitude or a multiple.
 Diagnosis wrong_term(const Reading& reading, const std::vector<std::size_t>& wrong);
 
+// Patterns of whole lines and of all entries that gradient_patterns.cc knows.
+/// dS / P is off by one amount for all rows of a key.
+Diagnosis delta_of_keys(const Reading& reading);
+/// A line has the sum of another line, too.
+Diagnosis added_lines(const Reading& reading, const std::vector<std::size_t>& wrong);
+/// All entries are multiples of one step.
+Diagnosis fixed_steps(const Reading& reading);
+
 /// The finding of all readings of dS or P together, or none. A fault that no pattern explains is
 /// `fallback` if all readings have it, else the product that shows it.
 Finding explain(const ProbeSequence& probes, const Readings& readings, const GradientCall& call,
                 FaultStage fallback, const std::string& input);
+
+/// Runs a call and reads it if it is wrong. `fallback` is that of a wrong dS; a wrong P is `dv`.
+Finding check_call(ProbeSequence& probes, const GradientCall& call, FaultStage fallback,
+                   const std::string& input);
+
+/// The stage of gradients that are wrong where P and dS are correct or cannot be read.
+FaultStage stage_by_gradients(const RanGradients& ran);
+
+/// The factor of every entry is that of its tile along the sum: all terms of a tile count alike.
+bool is_weighted_by_tiles(const Reading& reading);
+
+/// dP is off by that of one row of V, or of their mean: delta, which has a row of its own in each
+/// output, is not.
+bool has_shifted_values(const Reading& reading);
+
+/// Every wrong row of dq is off by a multiple of Σ_j P_ij k_j, as by an error of delta.
+bool delta_explains(const GradientCall& call, const RanGradients& ran);
+
+/// All errors are small beside the largest entry, and only small entries are wrong.
+bool is_wrong_where_small(const Reading& reading);
 
 /// The stage of lost or doubled terms of a sum: `tail` if the same call is correct with lengths
 /// that are multiples of large tiles, else `accumulate`.

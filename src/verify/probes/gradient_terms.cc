@@ -141,6 +141,22 @@ bool is_limited(const Reading& r, const Term& t, const std::vector<std::size_t>&
   return true;
 }
 
+/// dP is off by a multiple of the score.
+bool has_scores(const Reading& r, const Term& dp, const std::vector<std::size_t>& wrong) {
+  const auto score = [&](std::size_t e) {
+    return std::log(r.p[e]) + r.lse[e / static_cast<std::size_t>(r.keys)];
+  };
+  double product = 0, size = 0;
+  for (const std::size_t e : wrong) {
+    if (!dp.is_clear(e)) continue;
+    product += score(e) * (dp.got[e] - dp.want[e]);
+    size += score(e) * score(e);
+  }
+  if (!(size > 0)) return false;
+  const double factor = product / size;
+  return explains(dp, wrong, [&](std::size_t e) { return dp.want[e] + factor * score(e); });
+}
+
 /// dS itself.
 Term read_ds_itself(const Reading& r) {
   Term t = blank_term(r);
@@ -230,6 +246,8 @@ Diagnosis wrong_term(const Reading& r, const std::vector<std::size_t>& wrong) {
       what = "a multiple of the correct one";
     } else if (explains(dp, wrong, [&](std::size_t e) { return std::fabs(dp.want[e]); })) {
       what = "its magnitude";
+    } else if (has_scores(r, dp, wrong)) {
+      what = "added to a multiple of the score";
     } else if (is_limited(r, dp, wrong)) {
       what = "limited";
     } else if (is_of_other_lines(r, dp, wrong, true)) {

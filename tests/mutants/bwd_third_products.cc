@@ -1,7 +1,8 @@
-// Unseen mutants of the backward pass: dq, dk, sums over tiles and heads, scales and precision.
+// The third table: dq, dk, sums over tiles and heads, scales and precision.
 #include <limits>
 
-#include "mutants/frozen_backward.h"
+#include "mutants/bwd_faults.h"
+#include "mutants/bwd_pairs.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -348,7 +349,7 @@ void results_staged_in_f16(BackwardParts& p) {
 
 }  // namespace
 
-std::vector<Mutant> frozen_product_faults() {
+std::vector<Mutant> bwd_third_products() {
   std::vector<Mutant> all = {
       backward("bwd_results_staged_in_f16", unlocalised, "bf16", results_staged_in_f16)};
   for (const auto& part :

@@ -1,5 +1,6 @@
-// Unseen mutants of the backward pass: masks and the gradient of the LSE.
-#include "mutants/frozen_backward.h"
+// The third table: masks and the gradient of the LSE.
+#include "mutants/bwd_faults.h"
+#include "mutants/bwd_pairs.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -238,7 +239,7 @@ std::vector<Mutant> dlse_faults() {
 
 }  // namespace
 
-std::vector<Mutant> frozen_option_faults() {
+std::vector<Mutant> bwd_third_options() {
   std::vector<Mutant> all = mask_faults();
   const std::vector<Mutant> more = dlse_faults();
   all.insert(all.end(), more.begin(), more.end());

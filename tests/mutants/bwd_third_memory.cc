@@ -1,7 +1,8 @@
-// Unseen mutants of the backward pass: what is written, read and added where, and when.
+// The third table: what is written, read and added where, and when.
 #include <bit>
 
-#include "mutants/frozen_backward.h"
+#include "mutants/bwd_faults.h"
+#include "mutants/bwd_pairs.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -330,7 +331,7 @@ std::vector<Mutant> tail_faults() {
       backward("bwd_overlap_of_key_tiles_twice_in_dq", tail, "f32 f16",
                overlap_of_key_tiles_twice_in_dq),
       backward("bwd_padded_keys_with_score_0", tail, "f32 bf16", padded_keys_with_score_0),
-      backward("bwd_delta_of_padded_rows_stored", tail, "f32", delta_of_padded_rows_stored),
+      backward("bwd_delta_of_padded_rows_stored", tail, "f32", delta_of_padded_rows_stored, delta),
       backward("bwd_dv_of_padded_keys_stored", tail, "f32 f16", dv_of_padded_keys_stored),
       backward("bwd_rest_of_keys_from_q_len", tail, "f32", rest_of_keys_from_q_len),
       backward("bwd_extra_tile_of_whole_lengths", tail, "f32 bf16", extra_tile_of_whole_lengths),
@@ -388,7 +389,7 @@ std::vector<Mutant> bounds_faults() {
 
 }  // namespace
 
-std::vector<Mutant> frozen_memory_faults() {
+std::vector<Mutant> bwd_third_memory() {
   std::vector<Mutant> all;
   for (const auto& part :
        {coverage_faults(), races(), layout_faults(), tail_faults(), bounds_faults()}) {
