@@ -14,7 +14,8 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(FLASHCORE_ISA_FLAGS_vnni ${FLASHCORE_ISA_FLAGS_avx512} -mavx512vnni)
   set(FLASHCORE_ISA_FLAGS_amx ${FLASHCORE_ISA_FLAGS_avx512} -mamx-tile -mamx-bf16)
 endif()
-# flashcore_add_cpu_kernel(<target> <isa> <flags>): the object library of one instruction set.
+# flashcore_add_cpu_kernel(<target> <isa> <flags> [<optimization>]): the object library of one
+# instruction set.
 function(flashcore_add_cpu_kernel target isa flags)
   set(sources ${PROJECT_SOURCE_DIR}/src/cpu/kernels/target_${isa}.cc)
   # Not every instruction set has its own kernels for gradients.
@@ -26,7 +27,9 @@ function(flashcore_add_cpu_kernel target isa flags)
   # Optimised in every build type: at -O0 a test of 20,000 problems would take a day. With a sanitizer
   # -O3 takes minutes to compile.
   set(optimize -O3)
-  if(FLASHCORE_SANITIZE)
+  if(ARGC GREATER 3)
+    set(optimize ${ARGV3})
+  elseif(FLASHCORE_SANITIZE)
     set(optimize -O1)
   endif()
   # simd.h has explicit FMAs. The compiler would fuse other products in some instantiations only, and a

@@ -146,7 +146,7 @@ TEST(WorkFacts, CoverageRequiresThemForPersistentKernelsOnly) {
   coverage.add(spec, plan_of(spec, 1), facts_of(spec, 1));
   ASSERT_EQ(coverage.work_lists().missing.size(), 1u);
   EXPECT_EQ(coverage.work_lists().missing.front(),
-            std::string(kKernel) + " tiles without keys between tiles with keys");
+            std::string(kKernel).append(" tiles without keys between tiles with keys"));
 }
 
 TEST(WorkFacts, RandomProblemsCoverAll) {

@@ -77,7 +77,7 @@ TEST(CAbiFuzz, Attention) {
   std::map<std::int32_t, int> outcomes;
   int compared = 0, not_called = 0;
   char text[256];
-  FuzzCases fuzz(180000, 0.5, kSeed);
+  FuzzCases fuzz(45000, 0.5, kSeed);
   while (fuzz.next()) {
     const int n = fuzz.number();
     verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
@@ -193,7 +193,7 @@ TEST(CAbiFuzz, Merge) {
   FuzzMerge merge;
   flashcore_error error{};
   std::map<std::int32_t, int> outcomes;
-  FuzzCases fuzz(40000, 0.15, kSeed + 1);
+  FuzzCases fuzz(10000, 0.15, kSeed + 1);
   while (fuzz.next()) {
     const int n = fuzz.number();
     verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
@@ -225,7 +225,7 @@ TEST(CAbiFuzz, Append) {
   flashcore_error error{};
   std::map<std::int32_t, int> outcomes;
   int wrote = 0;
-  FuzzCases fuzz(60000, 0.2, kSeed + 3);
+  FuzzCases fuzz(15000, 0.2, kSeed + 3);
   while (fuzz.next()) {
     const int n = fuzz.number();
     verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
@@ -282,7 +282,7 @@ TEST(CAbiFuzz, SmallFunctions) {
   WorkspaceMemory workspace(kWorkspaceHeaderBytes);
   flashcore_error error{};
   alignas(8) unsigned char bytes[sizeof(flashcore_params)];
-  for (FuzzCases fuzz(20000, 0.05, kSeed + 2); fuzz.next();) {
+  for (FuzzCases fuzz(5000, 0.05, kSeed + 2); fuzz.next();) {
     verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(fuzz.number()));
     const auto any = [&] {
       return random.chance(0.5) ? static_cast<std::int32_t>(random.bits())

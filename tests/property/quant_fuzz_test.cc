@@ -115,7 +115,7 @@ TEST(CAbiFuzz, Quantize) {
   FuzzQuant quant;
   flashcore_error error{};
   std::map<std::int32_t, int> outcomes;
-  FuzzCases fuzz(60000, 0.1, kSeed);
+  FuzzCases fuzz(15000, 0.1, kSeed);
   while (fuzz.next()) {
     const int n = fuzz.number();
     Random random(fuzz.seed(), static_cast<std::uint64_t>(n));

@@ -92,8 +92,8 @@ int Fibers::add(std::string name, std::function<void()> body) {
   fibers_.push_back(std::make_unique<Fiber>());
   fibers_.back()->name = std::move(name);
   fibers_.back()->body = std::move(body);
-  ++running_;
-  return static_cast<int>(fibers_.size()) - 1;
+  running_.push_back(static_cast<int>(fibers_.size()) - 1);
+  return running_.back();
 }
 
 void Fibers::later(std::function<void()> event) { events_.push_back(std::move(event)); }
@@ -114,7 +114,6 @@ void Fibers::enter(unsigned high, unsigned low) {
   } catch (const Abandoned&) {
   }
   fiber.ended = true;
-  --self->running_;
   self->switch_back();
 }
 
@@ -159,31 +158,34 @@ void Fibers::wait_until(const std::function<bool()>& ready, const std::string& w
 
 /// Runs one random event or one random fiber that is ready.
 void Fibers::step() {
-  const auto fibers = static_cast<std::int64_t>(fibers_.size());
-  const std::int64_t choices = fibers + static_cast<std::int64_t>(events_.size());
-  const std::int64_t first = random_.below(choices);
-  for (std::int64_t i = 0; i < choices; ++i) {
-    const std::int64_t choice = (first + i) % choices;
+  const std::size_t fibers = running_.size();
+  const std::size_t choices = fibers + events_.size();
+  auto choice = static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(choices)));
+  for (std::size_t tried = 0; tried < choices;
+       ++tried, choice = choice + 1 < choices ? choice + 1 : 0) {
     if (choice >= fibers) {
-      const auto at = static_cast<std::size_t>(choice - fibers);
+      const std::size_t at = choice - fibers;
       const std::function<void()> event = std::move(events_[at]);
       events_[at] = std::move(events_.back());
       events_.pop_back();
       event();
       return;
     }
-    Fiber& fiber = *fibers_[static_cast<std::size_t>(choice)];
-    if (fiber.ended) continue;
-    current_ = static_cast<int>(choice);
+    current_ = running_[choice];
+    Fiber& fiber = *fibers_[static_cast<std::size_t>(current_)];
     if (fiber.ready != nullptr && !(*fiber.ready)()) continue;
     switch_to(fiber);
+    if (fiber.ended) {
+      running_[choice] = running_.back();
+      running_.pop_back();
+    }
     return;
   }
   throw Violation{deadlock()};
 }
 
 void Fibers::run() {
-  while (running_ > 0 || !events_.empty()) {
+  while (!running_.empty() || !events_.empty()) {
     step();
     if (failed_) throw violation_;
   }

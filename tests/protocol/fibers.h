@@ -54,8 +54,9 @@ class Fibers {
 
   verify::Random random_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<int> running_;  // those that have not ended
   std::vector<std::function<void()>> events_;
-  int current_ = -1, running_ = 0;
+  int current_ = -1;
   bool failed_ = false;
   bool abandoned_ = false;  // fibers that have not ended unwind their stacks
   Violation violation_;

@@ -11,6 +11,7 @@
 #include "flashcore/plan.h"
 #include "sm80_cluster.h"
 #include "sm80_split.h"
+#include "support/rounds.h"
 
 namespace flashcore::protocol {
 namespace {
@@ -102,8 +103,8 @@ const std::map<std::string, Model>& models() {
   return models;
 }
 
-constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // for each shape
-constexpr std::uint64_t kFaultProblems = 50;                       // one of them must show a fault
+const auto kProblems = static_cast<std::uint64_t>(test::rounds(150));  // for each shape
+constexpr std::uint64_t kFaultProblems = 50;  // one of them must show a fault
 
 /// Runs `part` of all models that have it. Returns the number of these models.
 int run_all(Run Model::*part) {

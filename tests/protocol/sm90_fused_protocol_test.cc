@@ -7,6 +7,7 @@
 #include <string>
 
 #include "sm90_fused_cta.h"
+#include "support/rounds.h"
 
 namespace flashcore::protocol {
 namespace {
@@ -98,9 +99,9 @@ void expect_found(FusedFault fault) {
 }
 
 TEST(Sm90FusedProtocol, EveryInterleavingEndsWithEveryTileAddedOnce) {
-  constexpr std::uint64_t kProblems = 300 / FLASHCORE_TEST_DIVISOR;
-  for (std::uint64_t seed = 0; seed < kProblems; ++seed) {
-    ASSERT_EQ(run_random(seed, FusedFault::none), "");
+  const int problems = test::rounds(75);
+  for (int seed = 0; seed < problems; ++seed) {
+    ASSERT_EQ(run_random(static_cast<std::uint64_t>(seed), FusedFault::none), "");
   }
 }
 

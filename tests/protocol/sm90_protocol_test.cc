@@ -11,6 +11,7 @@
 
 #include "flashcore/plan.h"
 #include "sm90_cta.h"
+#include "support/rounds.h"
 
 namespace flashcore::protocol {
 namespace {
@@ -63,8 +64,8 @@ const std::map<std::string, Model>& models() {
   return models;
 }
 
-constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // for each shape
-constexpr std::uint64_t kFaultProblems = 100;                      // one of them must show a fault
+const auto kProblems = static_cast<std::uint64_t>(test::rounds(150));  // for each shape
+constexpr std::uint64_t kFaultProblems = 100;  // one of them must show a fault
 
 TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
   EXPECT_GE(models().size(), 15u);

@@ -28,8 +28,8 @@ PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transf
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
 MAX_AT_ONCE = 8
-# The tensors are tiny: more threads, or processes that compile, would only take longer.
-FEW_THREADS = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+# The tensors are tiny: threads that wait, or processes that compile, would only take longer.
+FEW_THREADS = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 LAST_LINE = re.compile(r"(\d+) tests run, (\d+) failed(?:; NOT TESTED: (.*))?")
 
 
