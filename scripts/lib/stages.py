@@ -7,6 +7,9 @@ stages it needs, and does not run if one of them did not pass. A failing stage s
 A stage that exits with 77 was skipped: its last line of output is the reason. A line
 `NOT RUN: name: reason` says that a part of the stage was skipped. Both end up in the summary, and
 with `strict` a skip that ALLOW_SKIP does not name is a failure.
+
+Beside its wall time each stage shows its CPU seconds, those of all its processes: on a machine with
+other load only they tell how long a stage takes.
 """
 import os
 import re
@@ -42,12 +45,24 @@ class Result:
     stage: Stage
     status: str = "waiting"  # running, passed, FAILED, skipped, not run
     seconds: float = 0
+    cpu_seconds: float = 0  # of all its processes that have ended
     note: str = ""
     parts: list = field(default_factory=list)  # (name, reason) of parts that did not run
 
 
 def _bold(text, out):
     return f"\033[1m{text}\033[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text
+
+
+def _wait_with_usage(process):
+    """(exit code, CPU seconds of the process and of its descendants that were waited for)."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait for it again
+    return process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def _times(seconds, cpu_seconds):
+    return f"{seconds:6.0f} s {cpu_seconds:6.0f} CPU s"
 
 
 class Run:
@@ -142,7 +157,7 @@ class Run:
         limit.start()
         with process.stdout:
             last = self._read(result, process)
-        code = process.wait()
+        code, result.cpu_seconds = _wait_with_usage(process)
         timed_out = not limit.is_alive()
         limit.cancel()
         self._judge(result, code, last, timed_out, time.monotonic() - begin)
@@ -181,7 +196,8 @@ class Run:
             else:
                 result.status, result.note = "FAILED", f"exit {code}, see {log}"
             self.changed.notify_all()
-        self.say(f"-- {stage.name}: {result.status} after {seconds:.0f} s  {result.note}".rstrip())
+        self.say(f"-- {stage.name}: {result.status} after {seconds:.0f} s, "
+                 f"{result.cpu_seconds:.0f} CPU s  {result.note}".rstrip())
 
     def left_out(self):
         """[(name, reason)] of everything that did not run."""
@@ -195,8 +211,10 @@ class Run:
     def summary(self):
         self.say("\n" + _bold("== Summary", self.out))
         for one in self.results.values():
-            self.say(f"{one.stage.name:14} {one.status:8} {one.seconds:6.0f} s  {one.note}".rstrip())
-        self.say(f"{'total':14} {'':8} {time.monotonic() - self.begin:6.0f} s")
+            times = _times(one.seconds, one.cpu_seconds)
+            self.say(f"{one.stage.name:14} {one.status:8} {times}  {one.note}".rstrip())
+        cpu_seconds = sum(one.cpu_seconds for one in self.results.values())
+        self.say(f"{'total':14} {'':8} {_times(time.monotonic() - self.begin, cpu_seconds)}")
         count = {status: sum(one.status == status for one in self.results.values())
                  for status in ("passed", "FAILED", "skipped", "not run")}
         forbidden = []

@@ -1,6 +1,8 @@
 """scripts/lib/stages.py: lanes, needs, skips and the summary; and the small checks a stage uses."""
 import io
 import os
+import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -44,7 +46,7 @@ class Stages(unittest.TestCase):
     def test_the_exit_code_and_the_log_are_named(self):
         passed, said = run(Stage("a", "exit 3"))
         self.assertFalse(passed)
-        self.assertRegex(said, r"a +FAILED +\d+ s  exit 3, see .*a\.log")
+        self.assertRegex(said, r"a +FAILED +\d+ s +\d+ CPU s  exit 3, see .*a\.log")
 
     def test_a_failure_in_a_pipe_counts(self):
         self.assertFalse(run(Stage("a", "false | cat"))[0])
@@ -90,6 +92,16 @@ class Stages(unittest.TestCase):
         self.assertRegex(said, r"(?m)^ +\d+ s  a \[3/9\]$")
         self.assertNotIn("Building", said)
 
+    def test_cpu_seconds_are_those_of_the_stage_and_its_children(self):
+        # Side by side, so that neither may be charged for the other.
+        burn = "timeout 10 python3 -c 'import time\nwhile time.process_time() < 1.2: pass'"
+        passed, said = run(Stage("a", f"{burn} | cat", lane="compile"), Stage("b", "sleep 2.5"))
+        self.assertTrue(passed, said)
+        self.assertRegex(said, r"(?m)^a +passed +\d+ s +[12] CPU s$")
+        self.assertRegex(said, r"(?m)^b +passed +\d+ s +0 CPU s$")
+        self.assertRegex(said, r"(?m)^total +\d+ s +[12] CPU s$")
+        self.assertRegex(said, r"-- b: passed after \d+ s, 0 CPU s")
+
     def test_two_stages_of_one_name_are_refused(self):
         with self.assertRaises(AssertionError):
             stages.Run([Stage("a", ""), Stage("a", "")])
@@ -102,7 +114,7 @@ class Skips(unittest.TestCase):
     def test_a_skip_is_listed_with_its_reason(self):
         passed, said = run(self.SKIP, self.PART)
         self.assertTrue(passed, said)
-        self.assertRegex(said, r"a +skipped +\d+ s  no nvcc")
+        self.assertRegex(said, r"a +skipped +\d+ s +\d+ CPU s  no nvcc")
         self.assertIn("DID NOT RUN: a: no nvcc\n", said)
         self.assertIn("DID NOT RUN: b.jax: jax is not installed\n", said)
         self.assertNotIn("Everything ran", said)
@@ -159,6 +171,22 @@ class Selection(unittest.TestCase):
         self.assertLessEqual({"asan", "tsan", "build_cuda", "wheel", "differential", "fuzz",
                               "fuzz_asan", "frameworks", "readme"}, everything - usual)
         self.assertIn("random", self.listed("--list", script="release_check"))
+
+    def test_the_usual_run_compiles_a_kernel_of_every_template(self):
+        patterns = runpy.run_path(str(SCRIPTS / "test"))["COMPILED_KERNELS"]
+        rows = [row.split(", ") for row in re.findall(
+            r"^FLASHCORE_KERNEL\((.*)\)", (TREE / "src/cuda/kernels.def").read_text(), re.MULTILINE)]
+        chosen = [row for row in rows
+                  if any(re.fullmatch(one, row[0]) for one in patterns)]
+        for one in patterns:
+            self.assertTrue(any(re.fullmatch(one, row[0]) for row in rows), one)
+
+        def templates(kernels):
+            """Op, family and inputs; for forward kernels warp_rows, which selects a mainloop."""
+            return {(*row[1:4], row[0].endswith("_fused") if row[1] == "bwd" else row[10])
+                    for row in kernels}
+        # The stage `emulator` compiles the gradients of simt.
+        self.assertEqual(templates(rows) - templates(chosen), {("bwd", "simt", "native", False)})
 
     def test_every_need_is_a_stage(self):
         done = subprocess.run([SCRIPTS / "test", "--all", "--list"], capture_output=True, text=True)
