@@ -85,7 +85,7 @@ def _further_checks(context, times):
     def checking(*arguments, **more):
         return _checking(context, times, *arguments, **more)
 
-    forward = [one for one in read_kernels() if one.id.startswith("fwd_")]
+    forward = [one for one in read_kernels() if one.op == "fwd"]
     return [
         checking("keyless_tiles", 200, [*_CUDA, "--suite", "keyless-tiles", "--kernel", "^fwd_sm90_"]),
         *(checking(f"check_blocks_{family}", 150, [*_CUDA, "--kernel", kernels, "--blocks", "1,2,3,7"],

@@ -12,7 +12,6 @@ from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome
 from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
 from kernel_build import read_kernels
 
-_SANITIZER_PROBLEMS = 63
 _VERIFIERS = 8  # processes
 
 
@@ -157,12 +156,18 @@ def sanitizers(context, limit_s):
                 for tool in TOOLS}
     gpu_tests = context.build / "tests" / "gpu"
     # racecheck follows every access to shared memory, so it gets the shortest tests.
-    tests = {tool: "*Checked*:Merge.*" + ("" if tool == "racecheck" else ":WorkspaceUse.*")
+    tests = {tool: "*Checked*:Merge.*" + ("-GpuBackward.*" if tool == "racecheck" else ":WorkspaceUse.*")
              for tool in TOOLS}
+
+    def random_problems(operation, op):  # one of each kernel
+        kernels = [kernel for kernel in read_kernels() if kernel.device == "cuda" and kernel.op == op]
+        return [str(context.cli), "check", "--device", "cuda", "--op", operation, "--problems",
+                str(len(kernels)), "--jobs", "1", "--json", "--deadline", "0", "--time-limit",
+                str(int(limit_s - 30))]
+
     programs = {tool: {
-        "check": [str(context.cli), "check", "--device", "cuda", "--problems",
-                  str(_SANITIZER_PROBLEMS), "--jobs", "1", "--json", "--deadline", "0",
-                  "--time-limit", str(int(limit_s - 30))],
+        "check": random_problems("forward", "fwd"),
+        "check_backward": random_problems("backward", "bwd"),
         "tests": [str(gpu_tests / "flashcore_gpu_tests"), f"--gtest_filter={tests[tool]}"],
     } for tool in TOOLS}
     return run_all([Sanitizer(tool, program, gpu_tests / "sanitizer_faults", programs[tool], context.logs,
@@ -203,7 +208,7 @@ def judge_python(done):
 def verify_kernels(context, limit_s, op="forward"):
     """Runs the verifier on every CUDA kernel of an operation, in several processes at a time."""
     kernels = [kernel.id for kernel in read_kernels()
-               if kernel.device == "cuda" and kernel.id.startswith("bwd_") == (op == "backward")]
+               if kernel.device == "cuda" and (kernel.op == "bwd") == (op == "backward")]
     commands = [context.start(
         f"verify_{op}_{number}", [str(context.cli), "verify", "--device", "cuda", "--quick", "--json",
                                   "--quiet", "--threads", "2", "--op", op, "--kernel",

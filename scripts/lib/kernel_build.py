@@ -23,6 +23,7 @@ class Failure(Exception):
 @dataclass(frozen=True)
 class Kernel:
     id: str
+    op: str  # "fwd" or "bwd"
     device: str  # "cuda" or "cpu"
     family: str  # a name of src/plan/kernel_traits.h
     dtype: str
@@ -39,11 +40,11 @@ def read_kernels(root=ROOT):
     cpu = (root / "src" / "cpu" / "kernels.def").read_text(encoding="utf-8")
     found = []
     for row in re.findall(r"^FLASHCORE_KERNEL\((.*)\)$", gpu, re.MULTILINE):
-        id_, _, family, inputs, dtype, head_dim, _, *shape, _, _ = row.split(", ")
-        found.append(Kernel(id_, "cuda", family, dtype, int(head_dim), int(shape[0]), inputs,
+        id_, op, family, inputs, dtype, head_dim, _, *shape, _, _ = row.split(", ")
+        found.append(Kernel(id_, op, "cuda", family, dtype, int(head_dim), int(shape[0]), inputs,
                             shape=(int(head_dim), *map(int, shape))))
     for op, isa, dtype in re.findall(r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+), (\w+)\)$", cpu, re.MULTILINE):
-        found.append(Kernel(f"{op}_{isa}_{dtype}", "cpu", "cpu", dtype, isa=isa))
+        found.append(Kernel(f"{op}_{isa}_{dtype}", op, "cpu", "cpu", dtype, isa=isa))
     return found
 
 
@@ -73,12 +74,12 @@ def persistent_kernels(kernels, root=ROOT):
 
 def fault_kernels(kernels, root=ROOT):
     """{printed family name: regular expression of kernel ids} for fault injection. Each family gives the
-    last kernel of each tile_q, with head_dim 64. A family with f32 kernels gives them in all dtypes,
-    the others in bf16."""
+    last kernel of each operation and tile_q, with head_dim 64. A family with f32 kernels gives them in all
+    dtypes, the others in bf16."""
     groups = {}
     for name, _, found in cuda_groups(kernels, root):
         every_dtype = any(one.dtype == "f32" for one in found)
-        last = {(one.dtype, one.tile_q): one for one in found
+        last = {(one.op, one.dtype, one.tile_q): one for one in found
                 if one.head_dim == 64 and (every_dtype or one.dtype == "bf16")}
         groups[name] = only(last.values())
     return groups

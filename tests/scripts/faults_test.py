@@ -19,8 +19,8 @@ def load():
     return module
 
 
-def kernel(family, *features):
-    return {"family": family, "features": list(features)}
+def kernel(family, *features, op="fwd"):
+    return {"family": family, "op": op, "features": list(features)}
 
 
 class Faults(unittest.TestCase):
@@ -59,6 +59,11 @@ class Faults(unittest.TestCase):
         self.assertFalse(can_show("turn_skipped", [e4m3], True))
         self.assertFalse(can_show("parity_wrong", [sm90], False))
         self.assertFalse(can_show("counted_wrong", [simt, sm90], True))
+        gradients = kernel("sm90", "sinks", op="bwd")
+        self.assertTrue(can_show("delta_ignored", [gradients], True))
+        self.assertFalse(can_show("delta_ignored", [sm90], True))
+        self.assertFalse(can_show("dbias_first_batch", [gradients, simt], True))
+        self.assertTrue(can_show("dbias_first_batch", [kernel("sm80", "bias", op="bwd")], True))
 
 
 if __name__ == "__main__":

@@ -55,11 +55,20 @@ class Lists(unittest.TestCase):
         small = [one for one in self.kernels if one.device == "cuda" and one.head_dim == 64]
 
         def sizes(kernels):
-            return {(one.family, one.inputs, one.tile_q) for one in kernels}
+            return {(one.op, one.family, one.inputs, one.tile_q) for one in kernels}
 
         self.assertEqual(sizes(matched), sizes(small))
         self.assertEqual({one.dtype for one in matched if one.family == "simt"}, {"f32", "f16", "bf16"})
         self.assertEqual({one.dtype for one in matched if one.family != "simt"}, {"bf16"})
+
+    def test_the_fault_of_ping_pong_meets_a_kernel_that_alternates(self):
+        schedules = (build.ROOT / "src" / "core" / "step_schedule.h").read_text(encoding="utf-8")
+        alternate = {tuple(map(int, shape.split(", ")))
+                     for shape in re.findall(r"\{false, (\d+, \d+, \d+), \{true", schedules)}
+        self.assertTrue(alternate)
+        chosen = build.fault_kernels(self.kernels)["sm90"]
+        shapes = {one.shape[:3] for one in self.kernels if re.search(chosen, one.id)}
+        self.assertTrue(shapes & alternate, f"no kernel of {chosen} alternates")
 
     def test_by_name(self):
         for kernel in self.kernels:
@@ -81,8 +90,8 @@ class Lists(unittest.TestCase):
                 self.assertEqual(case["suite"], "kernel")
 
     def test_large_tiles_get_prefill_and_small_tiles_decode(self):
-        kernels = [build.Kernel(f"k{tile}", "cuda", "sm80", "bf16", 128, tile) for tile in (128, 16)]
-        smaller = build.Kernel("k", "cuda", "sm80", "bf16", 64, 16)
+        kernels = [build.Kernel(f"k{tile}", "fwd", "cuda", "sm80", "bf16", 128, tile) for tile in (128, 16)]
+        smaller = build.Kernel("k", "fwd", "cuda", "sm80", "bf16", 64, 16)
         cases = build.load_cases()
         many, few = (build.cases_for(kernel, [*kernels, smaller], cases) for kernel in kernels)
         self.assertEqual({case["head_dim"] for case in many + few}, {128})
