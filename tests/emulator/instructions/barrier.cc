@@ -34,12 +34,25 @@ NamedBarrier& arrive_at(Warp& w, std::uint32_t expected, std::uint32_t id, std::
   return barrier;
 }
 
+/// The lanes arrive, for the search for races.
+void release(Warp& w, const void* barrier, std::uint32_t mask) {
+  if (Races* races = w.races()) {
+    for_lanes(mask, [&](int lane) { races->arrive(barrier, w.thread_of(lane)); });
+  }
+}
+void acquire(Warp& w, const void* barrier, std::uint32_t mask) {
+  if (Races* races = w.races()) {
+    for_lanes(mask, [&](int lane) { races->wait(barrier, w.thread_of(lane)); });
+  }
+}
+
 void complete_if_full(Cta& cta, NamedBarrier& barrier) {
   if (barrier.arrived < (barrier.expected == 0 ? cta.live_threads() : barrier.expected)) return;
   barrier.arrived = 0;
   barrier.result = barrier.any;
   barrier.any = false;
   ++barrier.generation;
+  if (cta.cluster->races != nullptr) cta.cluster->races->complete(&barrier);
 }
 
 /// Arrives and waits; `any`: the warp's part of bar.red.or.
@@ -47,13 +60,18 @@ Step sync_at(Warp& w, std::uint32_t expected, std::uint32_t id, std::uint32_t ma
   if (id < 16 && w.barrier_wait[id] != 0) {
     if (w.cta().barriers[id].generation + 1 == w.barrier_wait[id]) return Step::blocked;
     w.barrier_wait[id] = 0;
+    acquire(w, &w.cta().barriers[id], mask);
     return Step::next;
   }
   NamedBarrier& barrier = arrive_at(w, expected, id, mask);
+  release(w, &barrier, mask);
   barrier.any |= any;
   const std::uint32_t before = barrier.generation;
   complete_if_full(w.cta(), barrier);
-  if (barrier.generation != before) return Step::next;
+  if (barrier.generation != before) {
+    acquire(w, &barrier, mask);
+    return Step::next;
+  }
   w.barrier_wait[id] = before + 1;
   return Step::blocked;
 }
@@ -79,7 +97,9 @@ Step reduce_or(Warp& w, const Instruction& i, std::uint32_t mask) {
 Step arrive(Warp& w, const Instruction& i, std::uint32_t mask) {
   if (!whole_warp(w, mask)) return Step::blocked;
   const std::uint32_t id = w.in<std::uint32_t>(i.ops[0])[__builtin_ctz(mask)];
-  complete_if_full(w.cta(), arrive_at(w, expected_by(w, i, mask), id, mask));
+  NamedBarrier& barrier = arrive_at(w, expected_by(w, i, mask), id, mask);
+  release(w, &barrier, mask);
+  complete_if_full(w.cta(), barrier);
   return Step::next;
 }
 
@@ -90,6 +110,7 @@ Step cluster_arrive(Warp& w, const Instruction&, std::uint32_t mask) {
   w.cluster_arrived = true;
   w.cluster_generation = cluster.generation;
   ++cluster.arrived;
+  release(w, &cluster, mask);
   return Step::next;
 }
 
@@ -104,8 +125,10 @@ Step cluster_wait(Warp& w, const Instruction&, std::uint32_t mask) {
     if (cluster.arrived < live) return Step::blocked;
     cluster.arrived = 0;
     ++cluster.generation;
+    if (cluster.races != nullptr) cluster.races->complete(&cluster);
   }
   w.cluster_arrived = false;
+  acquire(w, &cluster, mask);
   return Step::next;
 }
 

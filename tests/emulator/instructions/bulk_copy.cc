@@ -113,17 +113,19 @@ std::vector<Piece> pieces_of(Warp& w, const TensorMap& map, const std::int32_t* 
   return pieces;
 }
 
-void load_later(Warp& w, std::vector<Piece> pieces, std::uint8_t* barrier, int total) {
-  w.cta().grid->later([pieces = std::move(pieces), barrier, total] {
-    for (const Piece& piece : pieces) {
-      if (piece.global != nullptr) {
-        std::memcpy(piece.shared, piece.global, piece.bytes);
-      } else {
-        std::memset(piece.shared, 0, piece.bytes);
-      }
-    }
-    complete_bytes(barrier, total);
-  });
+void load_later(Warp& w, std::vector<Piece> pieces, std::uint8_t* barrier, int total, int lane) {
+  w.cta().grid->later(
+      [pieces = std::move(pieces), total, in_flight = CopyInFlight(w, lane, barrier)] {
+        for (const Piece& piece : pieces) {
+          in_flight.note_write(piece.shared, piece.bytes);
+          if (piece.global != nullptr) {
+            std::memcpy(piece.shared, piece.global, piece.bytes);
+          } else {
+            std::memset(piece.shared, 0, piece.bytes);
+          }
+        }
+        in_flight.complete(total);
+      });
 }
 
 /// cp.async.bulk.tensor [shared], [map, {coordinates}], [barrier].
@@ -139,14 +141,15 @@ Step load_tensor(Warp& w, const Instruction& i, std::uint32_t mask) {
     std::vector<Piece> pieces = pieces_of(w, map, coordinates, shared, lane, total);
     std::uint8_t* barrier =
         find_mbarrier_at(w, address_in(w, i.ops[2 + rank], i.first_bytes, lane), lane);
-    load_later(w, std::move(pieces), barrier, total);
+    load_later(w, std::move(pieces), barrier, total, lane);
   });
   return Step::next;
 }
 
 void store_later(Warp& w, std::vector<Piece> pieces, Reduce reduce, int lane) {
-  w.stores.push_back({w.store_groups[lane], lane, [pieces = std::move(pieces), reduce] {
+  w.stores.push_back({w.store_groups[lane], lane, [&w, lane, pieces = std::move(pieces), reduce] {
                         for (const Piece& piece : pieces) {
+                          w.note_read_by_async_proxy(piece.shared, piece.bytes, lane);
                           if (piece.global != nullptr)
                             combine(reduce, piece.global, piece.shared, piece.bytes);
                         }
@@ -184,7 +187,7 @@ Step load_range(Warp& w, const Instruction& i, std::uint32_t mask) {
     const Piece piece = plain_piece(w, w.in<std::uint64_t>(i.ops[1])[lane],
                                     address_in(w, i.ops[0], i.first_bytes, lane), bytes, lane);
     load_later(w, {piece}, find_mbarrier_at(w, address_in(w, i.ops[3], i.first_bytes, lane), lane),
-               piece.bytes);
+               piece.bytes, lane);
   });
   return Step::next;
 }

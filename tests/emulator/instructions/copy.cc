@@ -43,8 +43,10 @@ void finish(Warp& w, std::uint32_t mask, std::uint64_t in_flight, bool also_unco
   std::erase_if(w.copies, [&](const PendingCopy& copy) {
     if ((mask >> copy.lane & 1) == 0) return false;
     if (!also_uncommitted && copy.group + in_flight >= w.copy_groups[copy.lane]) return false;
-    if (copy.valid_bytes != 0) std::memcpy(copy.to, copy.from, copy.valid_bytes);
-    std::memset(copy.to + copy.valid_bytes, 0, copy.bytes - copy.valid_bytes);
+    std::uint8_t value[16] = {};
+    if (copy.valid_bytes != 0) std::memcpy(value, copy.from, copy.valid_bytes);
+    w.note_write(copy.to, value, copy.bytes, copy.lane);
+    std::memcpy(copy.to, value, copy.bytes);
     return true;
   });
 }

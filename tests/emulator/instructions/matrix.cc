@@ -48,8 +48,10 @@ Step ldmatrix(Warp& w, const Instruction& i, std::uint32_t mask) {
     Matrix m;
     for (int r = 0; r < 8; ++r) {
       const int lane = 8 * k + r;
-      std::memcpy(m[r], w.resolve(space, w.address(i, kCount, lane), kRowBytes, kRowBytes, lane),
-                  kRowBytes);
+      const std::uint8_t* from =
+          w.resolve(space, w.address(i, kCount, lane), kRowBytes, kRowBytes, lane);
+      w.note_read(from, kRowBytes, lane);
+      std::memcpy(m[r], from, kRowBytes);
     }
     matrix_to_row(m, rows[k], kTransposed);
   }
@@ -68,8 +70,9 @@ Step stmatrix(Warp& w, const Instruction& i, std::uint32_t mask) {
     row_to_matrix(w.in<std::uint32_t>(i.ops[1 + k]), m, kTransposed);
     for (int r = 0; r < 8; ++r) {
       const int lane = 8 * k + r;
-      std::memcpy(w.resolve(space, w.address(i, 0, lane), kRowBytes, kRowBytes, lane), m[r],
-                  kRowBytes);
+      std::uint8_t* to = w.resolve(space, w.address(i, 0, lane), kRowBytes, kRowBytes, lane);
+      w.note_write(to, reinterpret_cast<const std::uint8_t*>(m[r]), kRowBytes, lane);
+      std::memcpy(to, m[r], kRowBytes);
     }
   }
   return Step::next;

@@ -23,8 +23,9 @@ Step init(Warp& w, const Instruction& i, std::uint32_t mask) {
       w.fail("mbarrier.init with an impossible count", lane);
     Mbarrier barrier;
     barrier.pending = barrier.expected_and_phase = static_cast<std::uint16_t>(count);
-    std::memcpy(w.resolve(Space::shared, w.address(i, 0, lane), 8, 8, lane), &barrier,
-                sizeof barrier);
+    std::uint8_t* memory = w.resolve(Space::shared, w.address(i, 0, lane), 8, 8, lane);
+    std::memcpy(memory, &barrier, sizeof barrier);
+    if (Races* races = w.races()) races->init(memory);
   });
   return Step::next;
 }
@@ -38,7 +39,7 @@ Step invalidate(Warp& w, const Instruction& i, std::uint32_t mask) {
 
 void arrive_at(Warp& w, std::uint8_t* memory, std::uint64_t count, std::int32_t bytes, bool drop,
                int lane) {
-  change_mbarrier(memory, [&](Mbarrier& barrier) {
+  const bool ends = change_mbarrier(memory, [&](Mbarrier& barrier) {
     if (count > barrier.pending)
       w.fail("more arrivals at an mbarrier than its phase expects", lane);
     barrier.bytes += bytes;
@@ -46,6 +47,10 @@ void arrive_at(Warp& w, std::uint8_t* memory, std::uint64_t count, std::int32_t 
     if (drop)
       barrier.expected_and_phase = static_cast<std::uint16_t>(barrier.expected_and_phase - count);
   });
+  if (Races* races = w.races()) {
+    races->arrive(memory, w.thread_of(lane));
+    if (ends) races->complete(memory);
+  }
 }
 
 /// mbarrier.arrive{.expect_tx} state, [barrier]{, count or bytes}. Aux: 1 expect_tx, 2 drop, 4
@@ -68,8 +73,10 @@ Step arrive(Warp& w, const Instruction& i, std::uint32_t mask) {
 template <int kSign>
 Step change_bytes(Warp& w, const Instruction& i, std::uint32_t mask) {
   for_lanes(mask, [&](int lane) {
-    complete_bytes(find_mbarrier_at(w, w.address(i, 0, lane), lane),
-                   kSign * static_cast<std::int32_t>(number(w, i, 1, lane)));
+    std::uint8_t* memory = find_mbarrier_at(w, w.address(i, 0, lane), lane);
+    const std::int32_t bytes = kSign * static_cast<std::int32_t>(number(w, i, 1, lane));
+    const bool ends = change_mbarrier(memory, [&](Mbarrier& barrier) { barrier.bytes -= bytes; });
+    if (ends && w.races() != nullptr) w.races()->complete(memory);
   });
   return Step::next;
 }
@@ -80,12 +87,15 @@ template <bool kBlocking, bool kParity>
 Step wait(Warp& w, const Instruction& i, std::uint32_t mask) {
   std::uint32_t complete = 0;
   for_lanes(mask, [&](int lane) {
+    const std::uint8_t* memory = find_mbarrier_at(w, w.address(i, 1, lane), lane);
     Mbarrier barrier;
-    std::memcpy(&barrier, find_mbarrier_at(w, w.address(i, 1, lane), lane), sizeof barrier);
+    std::memcpy(&barrier, memory, sizeof barrier);
     const std::uint64_t parity =
         kParity ? number(w, i, 2, lane) : w.in<std::uint64_t>(i.ops[2])[lane];
     if (parity > 1) w.fail("the parity of an mbarrier's phase is neither 0 nor 1", lane);
-    complete |= static_cast<std::uint32_t>(barrier.odd() != (parity != 0)) << lane;
+    const bool completed = barrier.odd() != (parity != 0);
+    complete |= static_cast<std::uint32_t>(completed) << lane;
+    if (completed && w.races() != nullptr) w.races()->wait(memory, w.thread_of(lane));
   });
   if (kBlocking && complete == 0) return Step::blocked;
   w.set_predicate(i.ops[0], mask, complete);
@@ -117,9 +127,11 @@ Step store_async(Warp& w, const Instruction& i, std::uint32_t mask) {
     for (int k = 0; k < kCount; ++k) {
       std::memcpy(&data[k * element], w.in<std::uint8_t>(i.ops[1 + k]) + lane * element, element);
     }
-    w.cta().grid->later([to, barrier, data] {
+    w.cta().grid->later([to, data, in_flight = CopyInFlight(w, lane, barrier)] {
+      const auto size = static_cast<std::int32_t>(data.size());
+      in_flight.note_write(to, size);
       std::memcpy(to, data.data(), data.size());
-      complete_bytes(barrier, static_cast<std::int32_t>(data.size()));
+      in_flight.complete(size);
     });
   });
   return Step::next;

@@ -1,4 +1,5 @@
-// ld, st, prefetch and fences. Memory is sequentially consistent here, so fences have no effect.
+// ld, st, prefetch and fences. Memory is sequentially consistent here, so fences have no effect;
+// the search for races heeds fence.proxy.async.
 #include <cstdint>
 #include <type_traits>
 
@@ -17,6 +18,7 @@ Step load(Warp& w, const Instruction& i, std::uint32_t mask) {
   constexpr int kBytes = sizeof(T) * kCount;
   for_lanes(mask, [&](int lane) {
     const std::uint8_t* from = w.resolve(space, w.address(i, kCount, lane), kBytes, kBytes, lane);
+    w.note_read(from, kBytes, lane);
     for (int k = 0; k < kCount; ++k) {
       T value;
       __builtin_memcpy(&value, from + k * sizeof(T), sizeof(T));
@@ -40,10 +42,12 @@ Step store(Warp& w, const Instruction& i, std::uint32_t mask) {
   constexpr int kBytes = sizeof(T) * kCount;
   for_lanes(mask, [&](int lane) {
     std::uint8_t* to = w.resolve(space, w.address(i, 0, lane), kBytes, kBytes, lane);
+    T value[kCount];
     for (int k = 0; k < kCount; ++k) {
-      const T value = w.lane_value<T>(i.ops[1 + k], i.second_bytes, lane);
-      __builtin_memcpy(to + k * sizeof(T), &value, sizeof(T));
+      value[k] = w.lane_value<T>(i.ops[1 + k], i.second_bytes, lane);
     }
+    w.note_write(to, reinterpret_cast<const std::uint8_t*>(value), kBytes, lane);
+    __builtin_memcpy(to, value, kBytes);
   });
   return Step::next;
 }
@@ -60,6 +64,14 @@ Handler find_vector(bool is_load, int count) {
 
 Step nothing(Warp&, const Instruction&, std::uint32_t) { return Step::next; }
 
+/// fence.proxy.async of shared memory.
+Step fence_async_proxy(Warp& w, const Instruction&, std::uint32_t mask) {
+  if (Races* races = w.races()) {
+    for_lanes(mask, [&](int lane) { races->fence_async_proxy(w.thread_of(lane)); });
+  }
+  return Step::next;
+}
+
 bool is_without_effect(std::string_view base) {
   return base == "membar" || base == "fence" || base == "prefetch" || base == "prefetchu" ||
          base == "discard" || base == "applypriority" || base == "createpolicy" ||
@@ -71,7 +83,8 @@ bool is_without_effect(std::string_view base) {
 bool find_memory(const Opcode& opcode, Recipe& recipe) {
   const std::string_view base = opcode.base(), type = opcode.type();
   if (is_without_effect(base)) {
-    recipe.handler = nothing;
+    recipe.handler =
+        opcode.starts("fence.proxy.async") && !opcode.has("global") ? fence_async_proxy : nothing;
     recipe.immediate_bytes[0] = 4;
     return true;
   }

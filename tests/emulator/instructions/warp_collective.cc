@@ -167,7 +167,9 @@ Step elect(Warp& w, const Instruction& i, std::uint32_t mask) {
 }
 
 Step warp_sync(Warp& w, const Instruction& i, std::uint32_t mask) {
-  return w.converged(mask, members(w, i.ops[0], mask)) ? Step::next : Step::blocked;
+  if (!w.converged(mask, members(w, i.ops[0], mask))) return Step::blocked;
+  if (Races* races = w.races()) races->sync_warp(w.thread_of(0), mask);
+  return Step::next;
 }
 
 }  // namespace

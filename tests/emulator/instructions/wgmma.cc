@@ -59,6 +59,7 @@ void read_matrix(Warp& w, std::uint64_t bits, Format format, bool mn_major, int 
   if (descriptor.has_base_offset()) w.fail("wgmma with a base offset is not emulated");
   const auto read = [&](std::uint32_t address, float* values) {
     const std::uint8_t* chunk = w.cta().shared_at(address, kChunk, w, 0);
+    w.note_read_by_async_proxy(chunk, kChunk, 0);
     for (int e = 0; e < in_chunk; ++e) values[e] = decode(format, chunk + e * element);
   };
   for (int row = 0; row < count && !mn_major; ++row) {

@@ -67,6 +67,7 @@ void Cta::on_warp_exit() {
     if (barrier.expected == 0 && barrier.arrived != 0 && barrier.arrived >= live_threads()) {
       barrier.arrived = 0;
       ++barrier.generation;
+      if (cluster->races != nullptr) cluster->races->complete(&barrier);
     }
   }
 }
@@ -92,11 +93,18 @@ void Grid::add_clusters() {
       std::max<std::uint64_t>(static_cast<std::uint64_t>(schedule.resident_ctas), in_cluster);
   while (next_cta < dim.count() && resident.size() + in_cluster <= limit) {
     auto state = std::make_shared<ClusterState>();
+    if (schedule.find_races) {
+      state->races =
+          std::make_unique<Races>(static_cast<std::uint32_t>(in_cluster * block.count()));
+    }
     for (std::uint64_t rank = 0; rank < in_cluster; ++rank) {
       resident.push_back(
           std::make_unique<Cta>(*this, next_cta++, state, static_cast<std::uint32_t>(rank)));
       state->ctas.push_back(resident.back().get());
       ++state->live_ctas;
+      if (state->races != nullptr) {
+        state->races->add_memory(resident.back()->shared.data(), resident.back()->shared.size());
+      }
     }
   }
 }
@@ -111,12 +119,12 @@ bool Grid::deliver_one() {
 }
 
 /// CTAs of a cluster end together: others may still write to their shared memory.
-void Grid::remove_done_clusters() {
-  const auto is_done = [](const auto& cta) { return cta->cluster->live_ctas == 0; };
-  if (std::none_of(resident.begin(), resident.end(), is_done)) return;
+bool Grid::cluster_is_done(const std::unique_ptr<Cta>& cta) { return cta->cluster->live_ctas == 0; }
+
+void Grid::finish_done_clusters() {
+  if (std::none_of(resident.begin(), resident.end(), cluster_is_done)) return;
   while (deliver_one()) {  // asynchronous work refers to CTAs
   }
-  std::erase_if(resident, is_done);
 }
 
 std::string Grid::run() {
@@ -145,7 +153,11 @@ std::string Grid::run() {
       passes = 0;
       if (!deliver_one() && !progressed) return report_deadlock();
     }
-    remove_done_clusters();
+    finish_done_clusters();
+    if (schedule.find_races) {
+      if (std::string race = report_race(); !race.empty()) return race;
+    }
+    std::erase_if(resident, cluster_is_done);
     add_clusters();
   }
   return {};
@@ -159,6 +171,14 @@ std::string Grid::report(const Cta& cta, const Warp& warp, const Fault& fault) c
                 program->name.substr(0, 300).c_str(), cta.id.x, cta.id.y, cta.id.z,
                 fault.lane < 0 ? "from thread" : "thread", thread, warp.current().line);
   return text + program->opcodes[static_cast<std::size_t>(&warp.current() - program->code.data())];
+}
+
+std::string Grid::report_race() const {
+  for (const auto& cta : resident) {
+    const std::string& found = cta->cluster->races->found();
+    if (!found.empty()) return found + "\n  kernel " + program->name;
+  }
+  return {};
 }
 
 std::string Grid::report_deadlock() const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "emulator/machine/races.h"
 #include "emulator/machine/warp.h"
 
 namespace flashcore::emulator {
@@ -32,6 +33,7 @@ struct ClusterState {
   std::vector<struct Cta*> ctas;
   int live_ctas = 0;
   std::uint32_t arrived = 0, generation = 0;
+  std::unique_ptr<Races> races;  // null: not searched for
 };
 
 struct Cta {
@@ -62,6 +64,7 @@ struct Cta {
 struct Schedule {
   std::uint64_t seed = 0;  // 0: fixed order, asynchronous work as late as possible
   int resident_ctas = 4;
+  bool find_races = false;
 };
 
 struct Grid {
@@ -85,9 +88,12 @@ struct Grid {
  private:
   void add_clusters();
   bool deliver_one();
-  void remove_done_clusters();
+  static bool cluster_is_done(const std::unique_ptr<Cta>& cta);
+  void finish_done_clusters();
   std::string report(const Cta& cta, const Warp& warp, const Fault& fault) const;
   std::string report_deadlock() const;
+  /// The first race in a resident CTA, or an empty string.
+  std::string report_race() const;
 
   std::deque<std::function<void()>> async;
   std::vector<std::unique_ptr<Cta>> resident;

@@ -21,23 +21,43 @@ struct Mbarrier {
 };
 static_assert(sizeof(Mbarrier) == 8);
 
-/// Changes the barrier by `change` and ends its phase if nothing is pending any more.
+/// Changes the barrier by `change` and ends its phase if nothing is pending any more. True if it
+/// ended.
 template <typename F>
-void change_mbarrier(std::uint8_t* memory, F change) {
+bool change_mbarrier(std::uint8_t* memory, F change) {
   Mbarrier barrier;
   std::memcpy(&barrier, memory, sizeof barrier);
   change(barrier);
-  if (barrier.pending == 0 && barrier.bytes == 0) {
+  const bool ends = barrier.pending == 0 && barrier.bytes == 0;
+  if (ends) {
     barrier.expected_and_phase ^= Mbarrier::kPhase;
     barrier.pending = barrier.expected();
   }
   std::memcpy(memory, &barrier, sizeof barrier);
+  return ends;
 }
 
-/// Bytes of an asynchronous copy have arrived.
-inline void complete_bytes(std::uint8_t* memory, std::int32_t bytes) {
-  change_mbarrier(memory, [bytes](Mbarrier& barrier) { barrier.bytes -= bytes; });
-}
+/// An asynchronous copy to shared memory in flight, which counts towards an mbarrier.
+struct CopyInFlight {
+  Races* races;  // null: not searched for
+  Races::Copy copy;
+  std::uint8_t* barrier;
+
+  CopyInFlight(const Warp& w, int lane, std::uint8_t* mbarrier)
+      : races(w.races()), barrier(mbarrier) {
+    if (races != nullptr) copy = races->start_copy(w.place_of(lane));
+  }
+  void note_write(const std::uint8_t* to, int bytes) const {
+    if (races != nullptr) races->write(copy, to, bytes);
+  }
+  /// The bytes have arrived.
+  void complete(std::int32_t bytes) const {
+    if (races != nullptr) races->arrive(barrier, copy);
+    const bool ends =
+        change_mbarrier(barrier, [bytes](Mbarrier& changed) { changed.bytes -= bytes; });
+    if (ends && races != nullptr) races->complete(barrier);
+  }
+};
 
 /// The initialised barrier at an address.
 inline std::uint8_t* find_mbarrier_at(Warp& w, std::uint64_t address, int lane) {

@@ -12,6 +12,7 @@ namespace flashcore::emulator {
 
 Warp::Warp(Cta& cta, int index, std::uint32_t lanes)
     : cta_(&cta),
+      races_(cta.cluster->races.get()),
       program_(cta.grid->program),
       constants_(program_->constants.data()),
       index_(index),
@@ -126,6 +127,11 @@ Step Warp::exit(std::uint32_t mask) {
     cta_->grid->return_buffer(std::move(registers_));
   }
   return Step::jumped;
+}
+
+std::uint32_t Warp::thread_of(int lane) const {
+  return static_cast<std::uint32_t>(cta_->rank * cta_->grid->block.count()) +
+         static_cast<std::uint32_t>(index_ * kLanes + lane);
 }
 
 std::string Warp::describe() const {

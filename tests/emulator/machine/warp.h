@@ -10,6 +10,7 @@
 #include "emulator/machine/address.h"
 #include "emulator/machine/memory.h"
 #include "emulator/machine/program.h"
+#include "emulator/machine/races.h"
 
 namespace flashcore::emulator {
 
@@ -88,6 +89,23 @@ class Warp {
   /// Host address of emulated memory. Checks the bounds and that it is aligned to `align`.
   std::uint8_t* resolve(Space space, std::uint64_t address, int bytes, int align, int lane);
 
+  // Search for races (races.h).
+  /// Null if it is off.
+  Races* races() const { return races_; }
+  /// A lane's thread, counted through the CTAs of the cluster.
+  std::uint32_t thread_of(int lane) const;
+  Races::Place place_of(int lane) const { return {thread_of(lane), current().line}; }
+  void note_read(const std::uint8_t* from, int bytes, int lane) const {
+    if (races_ != nullptr) races_->read(place_of(lane), from, bytes);
+  }
+  /// Before `value` is written.
+  void note_write(const std::uint8_t* to, const std::uint8_t* value, int bytes, int lane) const {
+    if (races_ != nullptr) races_->write(place_of(lane), to, value, bytes);
+  }
+  void note_read_by_async_proxy(const std::uint8_t* from, int bytes, int lane) const {
+    if (races_ != nullptr) races_->read_by_async_proxy(place_of(lane), from, bytes);
+  }
+
   // Control flow.
   /// Lanes of `mask` go to `target`, the other active ones to the next instruction.
   Step branch(std::uint32_t mask, std::uint32_t target);
@@ -132,6 +150,7 @@ class Warp {
   bool start_group(std::vector<Group>::iterator group);
 
   Cta* cta_;
+  Races* races_;
   const Program* program_;
   const std::uint8_t* constants_;
   int index_;

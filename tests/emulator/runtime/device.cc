@@ -60,4 +60,9 @@ int resident_ctas() {
   return ctas < 1 ? 1 : ctas;
 }
 
+bool finds_races() {
+  static const bool finds = environment("FLASHCORE_EMULATE_RACES", 0) != 0;
+  return finds;
+}
+
 }  // namespace flashcore::emulator

@@ -3,6 +3,7 @@
 //   FLASHCORE_EMULATE_SMS    the number of SMs: few make persistent CTAs process several tiles
 //   FLASHCORE_EMULATE_SEED   not 0: random interleavings of warps and CTAs, random delays of copies
 //   FLASHCORE_EMULATE_CTAS   the number of CTAs that run at the same time
+//   FLASHCORE_EMULATE_RACES  1: a race in shared memory is an error (races.h)
 #pragma once
 
 #include <cstdint>
@@ -22,5 +23,6 @@ const DeviceModel& device_model();
 /// The seed of the next launch: 0, or a different one each time.
 std::uint64_t next_seed();
 int resident_ctas();
+bool finds_races();
 
 }  // namespace flashcore::emulator

@@ -50,7 +50,7 @@ cudaError_t run(const Launch& launch, const Program& program,
   grid.dynamic_shared_bytes = launch.dynamic_shared;
   grid.compute_capability = device_model().compute_capability;
   grid.params = params;
-  grid.schedule = {next_seed(), resident_ctas()};
+  grid.schedule = {next_seed(), resident_ctas(), finds_races()};
   const std::string report = grid.run();
   if (report.empty()) return cudaSuccess;
   std::fprintf(stderr, "emulator: %s\n", report.c_str());

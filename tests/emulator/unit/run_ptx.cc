@@ -45,6 +45,7 @@ std::string run_ptx(const std::string& body, std::vector<std::uint32_t>& memory,
   grid.params.resize(sizeof data);
   std::memcpy(grid.params.data(), &data, sizeof data);
   grid.schedule.seed = options.seed;
+  grid.schedule.find_races = options.find_races;
   grid.compute_capability = options.compute_capability;
   const std::string report = grid.run();
   std::memcpy(memory.data(), data, bytes);

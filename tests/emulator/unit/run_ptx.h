@@ -12,6 +12,7 @@ namespace flashcore::emulator {
 struct SnippetOptions {
   std::uint32_t threads = 32, ctas = 1, cluster = 1;
   std::uint64_t seed = 0;
+  bool find_races = false;
   int compute_capability = 90;
 };
 
