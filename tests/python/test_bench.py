@@ -57,6 +57,15 @@ class Bench(unittest.TestCase):
             self.assertEqual(row["peers_note"], {"torch": "torch is not installed"})
             self.assertIn(row["kernel"], out)
 
+    def test_a_folder_gets_a_file_named_after_the_cpu(self):
+        folder = self.output = self.output.parent / "results"
+        folder.mkdir()
+        code, out, err = self.run_bench([case(name="f32")])
+        self.assertEqual(code, 0, err)
+        self.output = folder / results.cpu_file_name(results.cpu_name(), 1)
+        self.assertIn(str(self.output), out)
+        self.assertEqual((self.result()["cpu"], self.result()["threads"]), (results.cpu_name(), 1))
+
     @unittest.skipIf(torch is None, "torch is not installed")
     def test_torch_is_measured_in_the_same_run(self):
         self.with_torch = True

@@ -66,9 +66,10 @@ class Schema(unittest.TestCase):
             with self.subTest(path.name):
                 content = json.loads(path.read_text(encoding="utf-8"))
                 self.assertEqual(results.problems_of(content), [])
-                if known is None or not content["gpu"]:
+                self.assertEqual(path.name, results.file_name(content["gpu"]) if content["gpu"] else
+                                 results.cpu_file_name(content["cpu"], content["threads"]))
+                if known is None:
                     continue
-                self.assertEqual(path.name, results.file_name(content["gpu"]))
                 for number, one in enumerate(content["rows"]):
                     self.assertIn(cases.Case.of(one), known, f"row {number} is no case of bench/cases.json")
 
@@ -79,6 +80,32 @@ class Files(unittest.TestCase):
                           ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"), ("Tesla T4", "t4"),
                           ("../../etc", "etc"), ("", "unknown")):
             self.assertEqual(results.file_name(gpu), f"{name}.json")
+
+    def test_names_of_cpus(self):
+        intel = """processor	: 0
+vendor_id	: GenuineIntel
+model		: 85
+model name	: Intel(R) Xeon(R) CPU @ 2.50GHz
+stepping	: 4
+power management:
+"""
+        arm = """processor	: 0
+CPU implementer	: 0x41
+CPU variant	: 0x3
+CPU part	: 0xd0c
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cpuinfo"
+            for text, name, file in (
+                    (intel, "Intel Xeon 2.50GHz model 85 stepping 4",
+                     "intel-xeon-2-50ghz-model-85-stepping-4-1-thread.json"),
+                    (arm, "implementer 0x41 part 0xd0c variant 0x3",
+                     "implementer-0x41-part-0xd0c-variant-0x3-1-thread.json")):
+                path.write_text(text, encoding="utf-8")
+                self.assertEqual(results.cpu_name(path), name)
+                self.assertEqual(results.cpu_file_name(name, 1), file)
+            self.assertNotEqual(results.cpu_name(Path(folder) / "missing"), "")
+        self.assertEqual(results.cpu_file_name("A", 16), "a-16-threads.json")
 
     def test_writing_is_atomic(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -55,15 +55,15 @@ def parse_arguments(argv):
     add("--longest", type=int, default=0, metavar="KEYS",
         help="try the benchmark: shrink every case to so many keys, on any device")
     add("--list", action="store_true", help="print the cases by suite, with their baselines, and measure nothing")
-    add("--output", type=Path, help="result file (default: bench/results/<gpu>.json; with "
-        "--device cpu build/bench-cpu.json)")
+    add("--output", type=Path, help="result file, or a folder for <gpu>.json or <cpu>-<n>-threads.json (default: "
+        "bench/results for a GPU, build/bench-cpu.json with --device cpu)")
     add("--report", type=Path, metavar="FILE",
         help="write the CSV and HTML page of FILE next to it, and measure nothing")
     add("--chart", type=Path, metavar="OUT.svg",
         help="draw our speed relative to the best peer, one bar per case, and measure nothing; "
         f"--suite and --case select cases (default: all suites but {', '.join(speed_chart.DIAGNOSTIC_SUITES)})")
     add("--results", type=Path, metavar="FILE",
-        help="result file that --chart draws (default: the only one in bench/results)")
+        help="result file that --chart draws (default: the only one of a GPU in bench/results)")
     add("--overhead", action="store_true", help="measure only the overhead of a call on a tiny shape")
     add("--show", type=Path, metavar="FILE", help="print a result file as a table, and measure nothing")
     options = parser.parse_args(argv)
@@ -101,10 +101,11 @@ def default_cases(root):
 
 
 def default_results(root):
-    """The only result file of the source tree."""
+    """The only result file of a GPU in the source tree."""
     found = sorted((root / "bench" / "results").glob("*.json")) if root else []
+    found = [path for path in found if (results.read(path) or {}).get("gpu")]
     if len(found) != 1:
-        raise ValueError(f"--results: wanted a result file; bench/results has {len(found)}")
+        raise ValueError(f"--results: wanted a result file; bench/results has {len(found)} of GPUs")
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""Result files in bench/results, one per GPU.
+"""Result files in bench/results, one per GPU, and one per CPU and number of threads.
 
 A run updates its file after every case, so an interrupted run keeps its finished rows.
 bench/results/README.md describes the fields.
@@ -8,6 +8,7 @@ import datetime
 import json
 import math
 import os
+import platform
 import re
 import subprocess
 import tempfile
@@ -25,6 +26,27 @@ def file_name(device_name):
     words = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
     words = re.sub(r"^(nvidia|tesla)-", "", words)
     return f"{words or 'unknown'}.json"
+
+
+def cpu_name(cpuinfo=Path("/proc/cpuinfo")):
+    """The CPU's model and what tells generations of one name apart: "Intel Xeon 2.50GHz model 85 stepping 4"."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    # x86-64, then aarch64.
+    fields = dict(re.findall(r"^([^:\n]*[^:\s])[^\S\n]*:[^\S\n]*(.*)$", text, re.MULTILINE))
+    words = re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|@", " ", fields.get("model name", "")).split()
+    for field, word in (("model", "model"), ("stepping", "stepping"), ("CPU implementer", "implementer"),
+                        ("CPU part", "part"), ("CPU variant", "variant")):
+        if field in fields:
+            words += [word, fields[field]]
+    return " ".join(words) or platform.machine()
+
+
+def cpu_file_name(cpu, threads):
+    """"Intel Xeon 2.50GHz model 85", 2 threads -> "intel-xeon-2-50ghz-model-85-2-threads.json"."""
+    return file_name(f"{cpu} {threads} thread{'' if threads == 1 else 's'}")
 
 
 def dumps(result):

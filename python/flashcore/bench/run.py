@@ -39,6 +39,9 @@ class Bench:
             environment["cuda"] = environment["cuda"] or str(torch.version.cuda)
         self.output = options.output or default_output(options.device, environment["gpu"], root,
                                                        options.longest)
+        if self.output.is_dir():
+            self.output /= (results.file_name(environment["gpu"]) if environment["gpu"] else
+                            results.cpu_file_name(results.cpu_name(), options.threads))
         self.result = {
             "fingerprint": library.fingerprint(),
             **environment,
@@ -47,6 +50,7 @@ class Bench:
             "command": "python3 -m flashcore.bench " + shlex.join(options.argv),
         }
         if options.device == "cpu":
+            self.result["cpu"] = results.cpu_name()
             self.result["threads"] = options.threads
         else:
             self.result["peers"] = peers.versions(options.peers)

@@ -39,7 +39,7 @@ def c_call(row: dict[str, Any]) -> str:
 
 def device(result: dict[str, Any]) -> str:
     """The machine of a result file, for headings."""
-    return result.get("gpu") or f"CPU, {result.get('threads', '?')} threads"
+    return result.get("gpu") or f"{result.get('cpu', 'CPU')}, {result.get('threads', '?')} threads"
 
 
 def best_peer(row: dict[str, Any]) -> str | None:
