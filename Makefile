@@ -18,7 +18,7 @@ demo: ## set up, build, compute attention, check it, explain it, time it (3 minu
 	@scripts/setup build
 	@scripts/demo
 
-test: ## set up and run the tests for every push, no GPU needed (7 minutes on 2 cores, 8 more for the first build)
+test: ## set up and run the tests for every push, no GPU needed (7 to 10 minutes on 2 cores, 8 or 9 more for the first build)
 	@scripts/setup test
 	@scripts/test $(STAGES)
 
