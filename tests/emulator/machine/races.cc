@@ -7,8 +7,8 @@ namespace flashcore::emulator {
 namespace {
 
 constexpr int kWordBytes = 4;
-/// Copies share this many components of the clocks: of two copies with the same one, the later
-/// seems to be ordered behind the earlier.
+/// Copies share this many components of the clocks. Of two copies with the same component, the
+/// later one counts as ordered after the earlier one.
 constexpr std::uint32_t kCopyAgents = 32;
 
 void join(std::uint32_t* to, const std::uint32_t* from, std::size_t agents) {
@@ -54,9 +54,9 @@ void Races::for_words(const std::uint8_t* at, int bytes, F visit) {
 void Races::read_word(Word& word, const Access& access, const std::uint32_t* clock,
                       const std::uint8_t* at) {
   if (!word.writes.empty() && !any_ordered(word.writes, clock)) {
-    report("a read behind a write", word.writes.front(), access, at);
+    report("read after write", word.writes.front(), access, at);
   }
-  // Reads that this one follows need not be kept: whoever is ordered behind it is behind them.
+  // Reads ordered before this one need not be kept: what is ordered after it is ordered after them.
   std::erase_if(word.reads, [&](const Access& read) { return is_ordered(read, clock); });
   word.reads.push_back(access);
 }
@@ -64,10 +64,10 @@ void Races::read_word(Word& word, const Access& access, const std::uint32_t* clo
 void Races::change_word(Word& word, const Access& access, const std::uint32_t* clock,
                         const std::uint8_t* at) {
   for (const Access& write : word.writes) {
-    if (!is_ordered(write, clock)) report("a write behind a write", write, access, at);
+    if (!is_ordered(write, clock)) report("write after write", write, access, at);
   }
   for (const Access& read : word.reads) {
-    if (!is_ordered(read, clock)) report("a write behind a read", read, access, at);
+    if (!is_ordered(read, clock)) report("write after read", read, access, at);
   }
   word.reads.clear();
   word.writes.assign(1, access);
@@ -102,7 +102,7 @@ void Races::read_by_async_proxy(Place by, const std::uint8_t* from, int bytes) {
   for_words(from, bytes, [&](Word& word, const std::uint8_t* at) {
     for (const Access& write : word.writes) {
       if (is_ordered(write, clock) && !is_fenced(write)) {
-        report("a read by the async proxy, without fence.proxy.async, behind a write", write,
+        report("read by the async proxy after write, without fence.proxy.async between", write,
                access, at);
       }
     }

@@ -37,7 +37,7 @@ class Races {
   void read(Place by, const std::uint8_t* from, int bytes);
   /// Called before the bytes of `value` are written.
   void write(Place by, const std::uint8_t* to, const std::uint8_t* value, int bytes);
-  /// A read by wgmma or a bulk copy: ordinary writes need a fence.proxy.async behind them.
+  /// A read by wgmma or a bulk copy: ordinary writes before it need a fence.proxy.async.
   void read_by_async_proxy(Place by, const std::uint8_t* from, int bytes);
   void fence_async_proxy(std::uint32_t thread);
 

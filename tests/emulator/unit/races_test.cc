@@ -182,7 +182,8 @@ const std::string kBulkStore = R"(
 
 TEST(Races, WritesForTheAsyncProxy) {
   expect_none(kBulkStore);
-  expect_race(without(kBulkStore, "fence.proxy"), "a read by the async proxy, without fence");
+  expect_race(without(kBulkStore, "fence.proxy"),
+              "read by the async proxy after write, without fence");
   expect_race(without(kBulkStore, "bar.sync"));
 }
 
