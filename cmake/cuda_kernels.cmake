@@ -64,6 +64,8 @@ set(FLASHCORE_GENERAL_sm80_bwd bwd_kernel_general)
 set(FLASHCORE_GENERAL_sm90_bwd bwd_kernel_general)
 # Families with another kernel for calls with a bias: a function that returns its address.
 set(FLASHCORE_BIAS_sm90_fwd bias_kernel)
+# Families with another kernel for calls with a softcap: a function likewise.
+set(FLASHCORE_SOFTCAP_sm90_fwd softcap_kernel)
 # Families with another kernel for calls with a boolean mask only: a function likewise.
 set(FLASHCORE_MASKED_sm80_fwd masked_kernel)
 # Families with other kernels for calls with key ranges: a function of the entry.
@@ -165,6 +167,10 @@ if(FLASHCORE_HAS_CUDA)
     if(DEFINED FLASHCORE_BIAS_${family}_${op})
       set(bias "${family}::${FLASHCORE_BIAS_${family}_${op}}<Config_${id}>()")
     endif()
+    set(softcap "&${family}::${general}<Config_${id}>")
+    if(DEFINED FLASHCORE_SOFTCAP_${family}_${op})
+      set(softcap "${family}::${FLASHCORE_SOFTCAP_${family}_${op}}<Config_${id}>()")
+    endif()
     set(masked "&${family}::${general}<Config_${id}>")
     if(DEFINED FLASHCORE_MASKED_${family}_${op})
       set(masked "${family}::${FLASHCORE_MASKED_${family}_${op}}<Config_${id}>()")
@@ -182,6 +188,7 @@ if(FLASHCORE_HAS_CUDA)
       set(plain fused_kernel)
       set(general finish_dq)
       set(bias "&${family}::finish_dq<Config_${id}>")
+      set(softcap "${bias}")
       set(masked "${bias}")
       set(ranges "${bias}")
     endif()
@@ -202,6 +209,7 @@ const void* entry_${id}(KernelEntry entry) {
   return reinterpret_cast<const void*>(
       entry == KernelEntry::plain     ? &${family}::${plain}<Config_${id}>
       : entry == KernelEntry::bias    ? ${bias}
+      : entry == KernelEntry::softcap ? ${softcap}
       : entry == KernelEntry::masked  ? ${masked}
       : entry == KernelEntry::general ? &${family}::${general}<Config_${id}>
                                       : ${ranges});

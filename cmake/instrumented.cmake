@@ -24,6 +24,9 @@ add_library(flashcore_instrumented_objects OBJECT
 target_link_libraries(flashcore_instrumented_objects PRIVATE flashcore_instrumented_flags)
 # -O1: it runs a few thousand small problems, and -O3 takes three times as long to compile.
 target_compile_options(flashcore_instrumented_objects PRIVATE -O1)
+if(FLASHCORE_UNITY)
+  flashcore_share_headers(flashcore_instrumented_objects)
+endif()
 foreach(isa IN LISTS FLASHCORE_ISAS)
   flashcore_add_cpu_kernel(flashcore_instrumented_${isa} ${isa} flashcore_instrumented_flags -O1)
   list(APPEND kernels $<TARGET_OBJECTS:flashcore_instrumented_${isa}>)

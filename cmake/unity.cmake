@@ -1,6 +1,6 @@
-# Unity groups and precompiled headers shorten the compile time of the wheel and of the sanitizer
-# builds. The normal build compiles every file alone and without them, so that it fails on a missing
-# #include.
+# Unity groups and precompiled headers (FLASHCORE_UNITY) shorten the builds of the tests and of the
+# sanitizers. Other builds compile every file alone and without them, so that a missing #include is an
+# error there: build_cuda of make test-all is one.
 
 # flashcore_compile_together(<target> <group> <files>): compiles all files that match the regular
 # expression as one. Files with equal private names must be in different groups.
@@ -13,16 +13,22 @@ function(flashcore_compile_together target group files)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()
 
-# flashcore_use_unity(): groups and precompiled headers for the library and the command.
-function(flashcore_use_unity)
-  target_precompile_headers(flashcore_objects PRIVATE
+# flashcore_share_headers(<target>): precompiled standard headers, and groups of files that
+# cmake/instrumented.cmake compiles a second time. No other group may contain those.
+function(flashcore_share_headers target)
+  target_precompile_headers(${target} PRIVATE
     <algorithm> <cmath> <cstdint> <cstdio> <cstring> <functional> <memory> <optional> <span>
     <sstream> <string> <utility> <vector>)
-  flashcore_compile_together(flashcore_objects api "src/api/.*")
-  flashcore_compile_together(flashcore_objects cpu
+  flashcore_compile_together(${target} api "src/api/.*")
+  flashcore_compile_together(${target} cpu
     "src/cpu/(append|backward|combine|backend|cpu_.*|thread_pool)")
+endfunction()
+
+# flashcore_use_unity(): groups and precompiled headers for the library and the command.
+function(flashcore_use_unity)
+  flashcore_share_headers(flashcore_objects)
   flashcore_compile_together(flashcore_objects verify_cases
-    "src/verify/(discover|inputs/(call|case|case_pages|compare|format|lengths))")
+    "src/verify/(discover|inputs/(call|case_pages|compare|format|lengths))")
   flashcore_compile_together(flashcore_objects verify_report
     "src/verify/(api|implementation|inputs/(call_variants|probe_inputs)|probe_sequence|run_probes|probes/score_.*|report/.*)")
   flashcore_compile_together(flashcore_objects verify_probes

@@ -255,6 +255,7 @@ WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) n
                static_cast<std::int32_t>(plan.keys_per_tail_split) / plan.tile_k,
                core::make_fast_divmod(plan.tail_splits)};
   if (plan.ranges_apart) work.tail = {0, 0, core::make_fast_divmod(plan.key_ranges)};
+  work.tiles_from_window = tiles_from_window(*plan.kernel, plan.problem);
   work.num_scheduled = core::num_scheduled(work.order, work.tail);
   return work;
 }

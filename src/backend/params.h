@@ -28,6 +28,7 @@ struct WorkList {
   core::PackGqa heads;
   core::TailSplit tail;        ///< or the key ranges of every tile, if they are apart
   std::int32_t num_scheduled;  ///< tiles and tail splits
+  bool tiles_from_window;      ///< plan/kernel_traits.h
 };
 WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept;
 

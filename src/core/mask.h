@@ -53,6 +53,11 @@ FLASHCORE_HD constexpr KeyRange visible_keys(const Mask& mask, std::int64_t i) {
   return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
+/// The mask of the same sequence without its first `keys` keys.
+FLASHCORE_HD constexpr Mask without_first_keys(const Mask& mask, std::int32_t keys) {
+  return {mask.diagonal - keys, mask.left, mask.right, mask.kv_len - keys, mask.fault};
+}
+
 /// visible_keys() in 32-bit arithmetic: query first + i, 0 <= i < kEdgeReach, sees the keys
 /// [begin + i, min(end + i, last)), where begin + i may be negative.
 struct MaskEdges {
@@ -85,7 +90,8 @@ FLASHCORE_HD constexpr KeyRange keys_seen_by_all(const Mask& mask, std::int64_t 
 }
 
 /// The first key of the KV tile that contains `key`. Tiles start at multiples of tile_k from key 0,
-/// so the tiles of a row do not depend on the tiles that other rows skip.
+/// so the tiles of a row do not depend on the tiles that other rows skip (but see
+/// tiles_from_window() in plan/kernel_traits.h).
 FLASHCORE_HD constexpr std::int32_t tile_begin(std::int32_t key, std::int32_t tile_k) {
   return key / tile_k * tile_k;
 }

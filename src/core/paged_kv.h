@@ -58,10 +58,17 @@ struct KvRowMap {
   /// Location of a key below the sequence's length. Table entries past that length are not read.
   /// An invalid page id counts as page 0, which exists.
   FLASHCORE_HD constexpr KvLocation at(std::int32_t key) const {
-    if (table == nullptr) return {block, first_row + key};
+    return table == nullptr ? KvLocation{block, first_row + key} : checked(find(key));
+  }
+
+  /// at() of paged KV in two steps. find() does not look at the page id that it loads: a warp waits
+  /// for it in checked().
+  FLASHCORE_HD constexpr KvLocation find(std::int32_t key) const {
     const std::int32_t slot = pages.page_index(key);
-    const std::int32_t id = table[slot];
-    return {pages.valid(id) ? id : 0, key - slot * pages.size};
+    return {table[slot], key - slot * pages.size};
+  }
+  FLASHCORE_HD constexpr KvLocation checked(KvLocation found) const {
+    return {pages.valid(found.block) ? found.block : 0, found.row};
   }
 
   /// Number of keys from `key` on in the same block, at least one. For copies of several rows.

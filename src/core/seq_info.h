@@ -82,6 +82,13 @@ FLASHCORE_HD SeqInfo seq_info_of(const AttentionParams& params, std::int32_t b) 
   return s;
 }
 
+/// The same sequence without its first `keys` keys, which no query sees. It has no pages.
+FLASHCORE_HD constexpr void drop_first_keys(SeqInfo& s, std::int32_t keys) {
+  s.k_row += keys;
+  s.kv_len -= keys;
+  s.mask = without_first_keys(s.mask, keys);
+}
+
 /// The locations of sequence b's keys in K and V.
 FLASHCORE_HD KvRowMap kv_row_map(const AttentionParams& params, const SeqInfo& s, std::int32_t b) {
   if (params.fault.is(InjectedFault::pages_of_first) && params.pages.table != nullptr) {

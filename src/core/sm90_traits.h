@@ -77,10 +77,13 @@ struct Sm90Traits {
   }
   /// ALiBi in units of the slope (cuda/sm90/alibi.cuh).
   constexpr bool adds_alibi() const { return has_spare_registers() && consumers() < 3; }
-  /// The softcap of small scores is a polynomial in the exponent (cuda/sm90/softcap.cuh).
+  /// The softcap of small scores is a polynomial in the exponent (cuda/sm90/softcap.cuh). In one
+  /// kernel with it, ALiBi takes 5 % longer at 160 keys per step: these calls have a kernel each.
   constexpr bool caps_exponents() const {
-    return has_spare_registers() && tile_k <= 128 && consumers() < 3;
+    return has_spare_registers() && consumers() < 3 &&
+           (tile_k <= 128 || (packs_gqa() && tile_q == 128));
   }
+  constexpr bool caps_in_own_kernel() const { return caps_exponents() && tile_k > 128; }
   /// Workspace of a tail split: the f32 output and two numbers for each row.
   constexpr int partial_bytes() const { return tile_q * (head_dim + 2) * 4; }
   /// Registers of a thread after setmaxnreg: the producer warpgroup gives some to the consumers.

@@ -25,7 +25,7 @@ struct PanelTile {
   FLASHCORE_HD static constexpr std::uint32_t offset(int row, int column) {
     const int in_panel = column % kPanelColumns * kElementBytes;
     return static_cast<std::uint32_t>(column / kPanelColumns * kPanelBytes + row * kPanelRowBytes +
-                                      (in_panel ^ (row % 8 * 16)));
+                                      (in_panel ^ (row & 7) * 16));
   }
 
   /// Byte offset of k-step `step` of a K-major operand (Q and K in Q K^T). The hardware swizzles

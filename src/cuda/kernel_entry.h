@@ -11,10 +11,11 @@ enum class KernelEntry {
   general,  // all options that the family takes, but a bias in sm90; fused: the kernel that writes
             // dq
   bias,     // a bias and all other options
+  softcap,  // a softcap and all options but a bias
   masked,   // a boolean mask, which the fast path lacks, and no other option
   ranges,   // key ranges (core/key_ranges.h) and no option beyond those of the fast path
   general_ranges,  // key ranges and all options but a bias
 };
-inline constexpr int kKernelEntries = 6;
+inline constexpr int kKernelEntries = 7;
 
 }  // namespace flashcore::cuda

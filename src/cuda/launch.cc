@@ -106,7 +106,8 @@ KernelEntry entry_for(const Plan& plan, const core::AttentionParams& call) noexc
   if (call.fast_layout && (call.score_mods & traits.general_mods) == core::kMaskMod) {
     return KernelEntry::masked;
   }
-  return call.bias != nullptr ? KernelEntry::bias : KernelEntry::general;
+  if (call.bias != nullptr) return KernelEntry::bias;
+  return call.softcap > 0 ? KernelEntry::softcap : KernelEntry::general;
 }
 
 /// Packs the mask of a call.

@@ -175,6 +175,17 @@ constexpr bool uses_pdl(const KernelInfo& kernel) noexcept {
   return traits_of(kernel).pdl && !from_sm80;
 }
 
+/// True if the KV tiles of a query tile start at the first key of its window, not at a multiple of
+/// tile_k. A batch-invariant row would then depend on the other rows of the tile, and pages, masks
+/// and a bias are read in whole KV tiles of the sequence.
+inline bool tiles_from_window(const KernelInfo& kernel, const Problem& problem) noexcept {
+  return traits_of(kernel).loads == Loads::tma && kernel.inputs == Inputs::native &&
+         problem.options.window_left >= 0 &&
+         problem.options.reproducibility == Reproducibility::deterministic &&
+         problem.page_size == 0 && !problem.mask.given() && !problem.mask_blocks.given() &&
+         !problem.bias.given();
+}
+
 /// True if the kernel reads a boolean mask as bits (core/packed_mask.h).
 constexpr bool packs_mask(const KernelInfo& kernel) noexcept {
   if (kernel.op != Operation::fwd) return false;

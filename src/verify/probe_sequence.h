@@ -20,8 +20,8 @@ struct Capabilities {
        scale = true, softcap = true, splits = true, lse = true, strides = true, v_dim = true,
        dlse = true;
   bool wide_values = false;  ///< gradients with v_dim > head_dim
-  // What the verifier does not ask of a forward pass. Gradients are probed with it if the forward
-  // pass is correct with it.
+  // The verifier does not require these of a forward pass. If the forward pass is correct with one,
+  // the gradients are probed with it.
   bool strided_columns = false, strided_rows = false;  ///< rows: of the LSE
   bool zero_scale = false, negative_scale = false;
   std::int64_t length_step = 1;  ///< all lengths are multiples of this

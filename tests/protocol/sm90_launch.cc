@@ -32,6 +32,7 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
   const bool causal = !equal && random.chance(0.5), window = !equal && random.chance(0.4);
   const std::int64_t left = window ? random.below(2 * shape.tile_k) : -1;
   const std::int64_t right = causal ? 0 : window ? random.below(shape.tile_k) : -1;
+  p.tiles_from_window = window && random.chance(0.5);
   const std::int32_t equal_keys = std::max(draw_keys(random, shape.tile_k), 1);
   for (std::int32_t b = 0; b < batch; ++b) {
     ModelSequence s{};
@@ -76,7 +77,10 @@ bool decode_work_tile(const ModelProblem& p, std::int32_t index, core::TileSteps
   const std::int32_t tile_rows = p.shape.tile_q >> p.heads.log2;
   const std::int32_t first = coordinates.q_tile * tile_rows;
   work.queries = std::min(tile_rows, s.q_len - first);
-  core::find_kv_tiles(work, s.mask, first, p.heads.queries(),
+  const core::Mask mask = p.tiles_from_window ? core::without_first_keys(
+                                                    s.mask, core::visible_keys(s.mask, first).begin)
+                                              : s.mask;
+  core::find_kv_tiles(work, mask, first, p.heads.queries(),
                       core::TailRange{scheduled.split, p.tail.kv_tiles}, p.shape.consumers(),
                       p.shape.tile_k);
   return work.queries > 0;

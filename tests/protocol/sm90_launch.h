@@ -25,9 +25,10 @@ struct ModelProblem {
   core::PackGqa heads{};
   core::TailSplit tail;
   std::int32_t num_ctas;
-  int producers;    // warps; several for paged KV
-  bool gathers;     // they copy rows themselves, and arrive late
-  bool dirty_tail;  // V rows past the last key are zero-filled
+  int producers;           // warps; several for paged KV
+  bool gathers;            // they copy rows themselves, and arrive late
+  bool dirty_tail;         // V rows past the last key are zero-filled
+  bool tiles_from_window;  // plan/kernel_traits.h
 
   std::int32_t num_scheduled() const { return core::num_scheduled(order, tail); }
 };

@@ -88,7 +88,7 @@ struct Config {
   static constexpr bool kTakesMask = kShape.takes_mask();
   static constexpr bool kTakesBias = kShape.takes_bias();
   static constexpr bool kAddsAlibi = kShape.adds_alibi();
-  static constexpr bool kCapsExponents = kShape.caps_exponents();
+  static constexpr bool kCapsExponents = kShape.caps_exponents() && !kShape.caps_in_own_kernel();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 
@@ -96,6 +96,15 @@ struct Config {
 template <typename C>
 struct RangesConfig : C {
   static constexpr bool kKeyRanges = true;
+  // Neither is batch-invariant: the rows of a warp decide together.
+  static constexpr bool kAddsAlibi = false;
+  static constexpr bool kCapsExponents = false;
+};
+
+/// The kernel for calls with a softcap. Without the path for ALiBi it would spill.
+template <typename C>
+struct SoftcapConfig : C {
+  static constexpr bool kCapsExponents = true;
 };
 
 template <typename Element, int kHeadDim, int kTileQ, int kTileK, int kStages, int kWarpRows,

@@ -165,6 +165,13 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   run_cta<C, KernelEntry::bias>(params);
 }
 
+/// For calls with a softcap and without a bias.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fwd_kernel_softcap(const __grid_constant__ Params params) {
+  run_cta<SoftcapConfig<C>, KernelEntry::general>(params);
+}
+
 /// For plain calls with key ranges.
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
@@ -193,6 +200,13 @@ template <typename C>
 void (*bias_kernel())(Params) {
   if constexpr (C::kTakesBias) return &fwd_kernel_bias<C>;
   return nullptr;
+}
+
+/// The kernel for calls with a softcap.
+template <typename C>
+void (*softcap_kernel())(Params) {
+  if constexpr (C::kShape.caps_in_own_kernel()) return &fwd_kernel_softcap<C>;
+  return &fwd_kernel_general<C>;
 }
 
 }  // namespace flashcore::cuda::sm90

@@ -42,13 +42,40 @@ struct RangeRows {
     __syncwarp();
   }
 
+  /// Brings the results of ranges 1 to kPrefetched to L1, which has room for few rows: in decode
+  /// the last CTA would wait for one after the other.
+  __device__ __forceinline__ void prefetch(const Params& params, const WorkTile& work) const {
+    constexpr int kPrefetched = 4, kLanesOfLine = 8;
+    const unsigned with_rows = __ballot_sync(0xffffffffu, any);
+    const int first = t.lane / kLanesOfLine * kLanesOfLine;  // lane at the start of the line
+    if (__popc(with_rows) > kLanesOfLine || (with_rows >> first & 1) == 0) return;
+#pragma unroll 1
+    for (int range = 1; range < min(work.ranges, kPrefetched + 1); ++range) {
+      const WarpPartial<C>& g_partial = warp_partial<C>(params, work, range);
+#pragma unroll
+      for (int i = 0; i < kQuads; i += kLanesOfLine) {
+        const float4& g_line = g_partial.output[i + t.lane % kLanesOfLine][first];
+        load_global(reinterpret_cast<const std::uint32_t*>(&g_line));
+      }
+    }
+  }
+
+  /// The statistics of a thread's two rows.
+  struct ThreadStats {
+    core::SoftmaxState<float> of[2];
+  };
+  __device__ __forceinline__ ThreadStats stats_of(const WarpPartial<C>& g_from) const {
+    return {g_from.row_stats[t.lane / 4], g_from.row_stats[t.lane / 4 + 8]};
+  }
+
   /// acc_o and s_stats become those over the keys of both.
-  __device__ __forceinline__ void fold(const WarpPartial<C>& g_other) const {
+  __device__ __forceinline__ void fold(const WarpPartial<C>& g_other,
+                                       const ThreadStats& stats) const {
     const int row = t.lane / 4;  // and row + 8
     core::FoldedStats folded[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      folded[half] = core::fold(s_stats[row + 8 * half], g_other.row_stats[row + 8 * half]);
+      folded[half] = core::fold(s_stats[row + 8 * half], stats.of[half]);
     }
     if (any) {
 #pragma unroll
@@ -84,7 +111,7 @@ __device__ __forceinline__ bool fold_ranges(AccO<C>& acc_o, SharedStorage<C>& s,
     constexpr int kWarps = 4 * C::kConsumers;
     auto& g_so_far = static_cast<WarpPartial<C>*>(
         params.tail_partials)[static_cast<int>(blockIdx.x) * kWarps + consumer_warp()];
-    if (work.tail_split > 0) rows.fold(g_so_far);
+    if (work.tail_split > 0) rows.fold(g_so_far, rows.stats_of(g_so_far));
     if (work.tail_split == work.ranges - 1) return true;
     rows.store(g_so_far);
     return false;
@@ -96,10 +123,15 @@ __device__ __forceinline__ bool fold_ranges(AccO<C>& acc_o, SharedStorage<C>& s,
     before = atomic_inc_acq_rel(params.tail_arrivals + counter, work.ranges - 1);
   }
   if (__shfl_sync(0xffffffffu, before, 0) != work.ranges - 1u) return false;
+  rows.prefetch(params, work);
+  // The statistics of the next range arrive together with the output of this one.
+  auto next = rows.stats_of(warp_partial<C>(params, work, min(1, work.ranges - 1)));
   rows.load(warp_partial<C>(params, work, 0));
 #pragma unroll 1
   for (int range = 1; range < work.ranges; ++range) {
-    rows.fold(warp_partial<C>(params, work, range));
+    const auto stats = next;
+    next = rows.stats_of(warp_partial<C>(params, work, min(range + 1, work.ranges - 1)));
+    rows.fold(warp_partial<C>(params, work, range), stats);
   }
   return true;
 }

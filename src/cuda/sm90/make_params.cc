@@ -94,6 +94,7 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.mask = core::packed_mask(call);
   params.score_scale = core::score_scale<float>(call);
   params.batch_invariant = plan.problem.options.reproducibility == Reproducibility::batch_invariant;
+  params.tiles_from_window = work.tiles_from_window;
   params.stages_bias = stages_bias(plan, call);
   // The rows of a warp decide together, so a batch-invariant call may not.
   params.adds_alibi = call.alibi_slopes != nullptr && call.softcap == 0 &&

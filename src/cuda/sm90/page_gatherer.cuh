@@ -31,22 +31,21 @@ struct PageGatherer : PageLoader<C> {
   __device__ __forceinline__ void load_k(TileQueueState queue, typename Pipeline::KvState state,
                                          std::int32_t tile) {
     const WorkTile& work = this->work(queue);
-    if (tile == work.first_tile) look_up(work, tile);
+    if (tile == work.first_tile) look_up(next, work, tile);
     const AttentionParams& p = this->params.call;
-    copy_rows(this->s.k[state.stage()], p.k, p.k_strides, work, tile,
-              [&](int lookup) { return pages[lookup]; });
+    copy_rows(this->s.k[state.stage()], p.k, p.k_strides, work, tile, next);
     defer_arrival(this->s.template barrier<Sm90Barrier::k_full>(state.stage()));
     // The page table's latency passes during the next tile of V.
-    look_up(work, tile + 1);
+    look_up(next, work, tile + 1);
   }
 
   __device__ __forceinline__ void load_v(TileQueueState queue,
                                          typename Pipeline::LoadedVState state, std::int32_t tile) {
     const WorkTile& work = this->work(queue);
     const AttentionParams& p = this->params.call;
-    // The pages are in the L1 cache since K was loaded.
-    copy_rows(this->v_tile(state), p.v, p.v_strides, work, tile,
-              [&](int lookup) { return find(work, tile, lookup); });
+    core::KvLocation pages[Gather::kLookups];
+    look_up(pages, work, tile);  // in the L1 cache since K was loaded
+    copy_rows(this->v_tile(state), p.v, p.v_strides, work, tile, pages);
     defer_arrival(this->s.template barrier<Pipeline::kLoadedVFull>(state.stage()));
   }
 
@@ -58,59 +57,57 @@ struct PageGatherer : PageLoader<C> {
   }
 
  private:
-  core::KvLocation pages[Gather::kLookups];  // of the K tile that is loaded next
-  std::uint64_t* deferred = nullptr;         // the barrier of the tile whose copies are in flight
+  using Pages = core::KvLocation[Gather::kLookups];
+  Pages next;                         // of the K tile that is loaded next; not checked yet
+  std::uint64_t* deferred = nullptr;  // the barrier of the tile whose copies are in flight
 
-  __device__ __forceinline__ core::KvLocation find(const WorkTile& work, std::int32_t tile,
-                                                   int lookup) const {
-    const int row = Gather::looked_up_row(this->rank, this->lane, lookup);
-    return this->location_of(work, tile * C::kTileK + row);
-  }
-  __device__ __forceinline__ void look_up(const WorkTile& work, std::int32_t tile) {
+  __device__ __forceinline__ void look_up(Pages& pages, const WorkTile& work,
+                                          std::int32_t tile) const {
 #pragma unroll
-    for (int i = 0; i < Gather::kLookups; ++i) pages[i] = find(work, tile, i);
+    for (int i = 0; i < Gather::kLookups; ++i) {
+      const int row = Gather::looked_up_row(this->rank, this->lane, i);
+      pages[i] = this->find(work, tile * C::kTileK + row);
+    }
   }
 
   /// Issues the copies of the warp's rows with keys of the sequence. The rest of the tile keeps its
-  /// old content, as in PagedProducer. location_of(lookup): of a row that the lane has looked up.
-  template <typename LocationOf>
+  /// old content, as in PagedProducer. pages: of the rows that the lane has looked up.
   __device__ __forceinline__ void copy_rows(unsigned char* s_tile, const void* g_tensor,
                                             const core::Strides& strides, const WorkTile& work,
-                                            std::int32_t tile, LocationOf location_of) const {
+                                            std::int32_t tile, const Pages& pages) const {
     using T = typename C::Element;
-    const int lane = this->lane, chunk = lane % Gather::kLanesOfRow;
-    const char* g_chunk = reinterpret_cast<const char*>(static_cast<const T*>(g_tensor) +
-                                                        work.kv_head * strides.head) +
-                          Gather::kChunkBytes * chunk;
+    const int lane = this->lane;
+    const T* g_head = static_cast<const T*>(g_tensor) + work.kv_head * strides.head;
     const int keys = min(work.seq.kv_len - tile * C::kTileK, C::kTileK);
     const std::uint32_t s_rows = shared_address(s_tile);
 #pragma unroll
     for (int lookup = 0; lookup < Gather::kLookups; ++lookup) {
-      const core::KvLocation at = location_of(lookup);
-      const std::int64_t offset = at.block * strides.batch + at.row * strides.row;
+      const core::KvLocation at = this->row_map(work).checked(pages[lookup]);
+      const auto g_row = reinterpret_cast<std::uint64_t>(
+          g_head + (at.block * strides.batch + at.row * strides.row));
       const int end = min(Gather::kCopiesOfLookup * (lookup + 1), Gather::kCopies);
 #pragma unroll 2
       for (int copy = Gather::kCopiesOfLookup * lookup; copy < end; ++copy) {
-        const std::int64_t of_row =
-            __shfl_sync(0xffffffffu, offset, Gather::source_lane(lane, copy));
+        const std::uint64_t g_copied =
+            __shfl_sync(0xffffffffu, g_row, Gather::source_lane(lane, copy));
         const int row = Gather::copied_row(this->rank, lane, copy);
-        if (row < keys) {
-          copy_row(s_rows + KvTile::offset(row, chunk * Gather::kChunkBytes / sizeof(T)),
-                   g_chunk + of_row * static_cast<std::int64_t>(sizeof(T)), chunk);
-        }
+        if (row < keys) copy_row(s_rows, row, g_copied);
       }
     }
     cp_async_commit();
   }
 
   /// The lane's chunk of all panels of a row.
-  static __device__ __forceinline__ void copy_row(std::uint32_t s_to, const char* g_from,
-                                                  int chunk) {
+  __device__ __forceinline__ void copy_row(std::uint32_t s_rows, int row,
+                                           std::uint64_t g_row) const {
+    const int first = Gather::kChunkBytes * (this->lane % Gather::kLanesOfRow);
+    const std::uint32_t s_to = s_rows + KvTile::offset(row, first / C::kElementBytes);
 #pragma unroll
     for (int panel = 0; panel < KvTile::kPanels; ++panel) {
       const int begin = panel * core::kPanelRowBytes;
-      if (begin + Gather::kChunkBytes * chunk < kRowBytes) {
-        cp_async_16(s_to + panel * KvTile::kPanelBytes, g_from + begin);
+      if (begin + first < kRowBytes) {
+        cp_async_16(s_to + panel * KvTile::kPanelBytes,
+                    reinterpret_cast<const void*>(g_row + begin + first));
       }
     }
   }

@@ -41,11 +41,13 @@ struct PageLoader : LoadingWarp<C> {
   }
 
  protected:
-  /// The page of a key, and its row in the page. Keys past the last have the location of key 0.
-  __device__ __forceinline__ core::KvLocation location_of(const WorkTile& work,
-                                                          std::int32_t key) const {
-    return core::kv_row_map(this->params.call, work.seq, work.b)
-        .at(key < work.seq.kv_len ? key : 0);
+  __device__ __forceinline__ core::KvRowMap row_map(const WorkTile& work) const {
+    return core::kv_row_map(this->params.call, work.seq, work.b);
+  }
+  /// The page of a key, before KvRowMap::checked(), and its row in the page. Keys past the last
+  /// have the location of key 0.
+  __device__ __forceinline__ core::KvLocation find(const WorkTile& work, std::int32_t key) const {
+    return row_map(work).find(key < work.seq.kv_len ? key : 0);
   }
 };
 
@@ -65,13 +67,14 @@ struct PagedProducer : PageLoader<C> {
     const WorkTile& work = this->work(queue);
     if constexpr (kKeepsPages) {
       v_pages = k_pages;
-      k_pages = tile == work.first_tile ? location_of_box(work, tile, first_box()) : next_pages;
+      k_pages = this->row_map(work).checked(
+          tile == work.first_tile ? find_box(work, tile, first_box()) : next_pages);
       k_tile = tile;
     }
     load(this->s.k[state.stage()], this->params.k, work, tile,
          this->s.template barrier<Sm90Barrier::k_full>(state.stage()), k_pages);
     // The page table's latency passes while the producer waits for the next free stage.
-    if constexpr (kKeepsPages) next_pages = location_of_box(work, tile + 1, first_box());
+    if constexpr (kKeepsPages) next_pages = find_box(work, tile + 1, first_box());
   }
 
   __device__ __forceinline__ void load_v(TileQueueState queue,
@@ -86,7 +89,7 @@ struct PagedProducer : PageLoader<C> {
   static constexpr bool kKeepsPages = C::kProducerRegisters >= 40;  // the others would spill
   static constexpr int kStride = 32 * kWarps;                       // boxes of all lanes
   // Locations of the lane's first box in the K tile loaded last, in the one before, whose V tile
-  // follows, and in the next one.
+  // follows, and in the next one, which is not checked yet.
   core::KvLocation k_pages{}, v_pages{}, next_pages{};
   std::int32_t k_tile = -1;
 
@@ -109,7 +112,9 @@ struct PagedProducer : PageLoader<C> {
     core::KvLocation location = first;
 #pragma unroll 1
     for (int box = first_box(); box < boxes; box += kStride) {
-      if (!kKeepsPages || box >= kStride) location = location_of_box(work, tile, box);
+      if (!kKeepsPages || box >= kStride) {
+        location = this->row_map(work).checked(find_box(work, tile, box));
+      }
       load_panels<KvTile>(s_tile + box * box_bytes, map, location.row, work.kv_head, location.block,
                           s_full);
     }
@@ -121,9 +126,9 @@ struct PagedProducer : PageLoader<C> {
     return (keys + (1 << log2) - 1) >> log2;
   }
 
-  __device__ __forceinline__ core::KvLocation location_of_box(const WorkTile& work,
-                                                              std::int32_t tile, int box) const {
-    return this->location_of(work, tile * C::kTileK + (box << this->params.page_box_log2));
+  __device__ __forceinline__ core::KvLocation find_box(const WorkTile& work, std::int32_t tile,
+                                                       int box) const {
+    return this->find(work, tile * C::kTileK + (box << this->params.page_box_log2));
   }
 };
 

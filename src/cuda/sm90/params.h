@@ -32,6 +32,7 @@ struct Params {
   bool caps_exponents;  // softcap.cuh may cap small scores in their exponents
   bool adds_alibi;      // alibi.cuh may add ALiBi, which is the only score modification
   bool batch_invariant;
+  bool tiles_from_window;  // KV tiles start at the first key of the query tile's window
   bool stages_bias;    // the bias is the only score modification, and cp.async can copy its rows
   bool gathers_pages;  // paged KV without TMA boxes
   // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and the rows of a tile;

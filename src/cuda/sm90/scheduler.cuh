@@ -77,6 +77,9 @@ struct SchedulerThread : RoleThread<C> {
     if (coord.head == 0 && coord.q_tile == 0) report_pages(p, s_work.seq, coord.batch, 0, 1);
     asm volatile("" ::: "memory");
     const std::int32_t first = s_work.first_query;
+    if (params.tiles_from_window) {
+      core::drop_first_keys(s_work.seq, core::visible_keys(s_work.seq.mask, first).begin);
+    }
     s_work.queries = min(C::kTileQ >> heads.log2, s_work.seq.q_len - first);
     s_work.edges = core::mask_edges(s_work.seq.mask, first);
     const core::TailRange range = C::kPackGqa && !C::kKeyRanges

@@ -99,7 +99,9 @@ double steps_of(const KernelInfo& kernel, const Problem& problem, std::int64_t t
         left < 0
             ? 0
             : std::clamp<std::int64_t>((tile - 1) * tile_queries + keys - rows - left, 0, keys);
-    steps += steps_to(std::clamp<std::int64_t>(end, 0, keys)) - divide(begin, kernel.tile_k);
+    const std::int64_t first =
+        tiles_from_window(kernel, problem) ? begin : divide(begin, kernel.tile_k) * kernel.tile_k;
+    steps += steps_to(std::clamp<std::int64_t>(end, 0, keys) - first);
   }
   return static_cast<double>(steps) / static_cast<double>(counted);
 }

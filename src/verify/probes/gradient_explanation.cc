@@ -139,7 +139,7 @@ Finding explain(const ProbeSequence& probes, const Readings& readings, const Gra
   }
   if (faults.size() < readings.all.size()) {
     text += std::string("; ") + (reading->from == kDq ? "dk" : "dq") + " shows the correct dS";
-    // Of a term of dS, this product has a copy of its own.
+    // The other product shows a correct dS, so the wrong term of dS is in this product's own copy.
     const bool of_ds =
         stage == FaultStage::dp || stage == FaultStage::delta || stage == FaultStage::ds;
     const bool moved = stage == FaultStage::accumulate && reading->moved > 0;

@@ -30,7 +30,8 @@ struct Lines {
   }
 };
 
-/// What a line has too much is the sum of another one, as it is or as it should be.
+/// True if the excess of a line (got - want) equals another line: its computed or its correct
+/// values.
 bool has_another_line(const Reading& r, const Lines& lines, std::size_t head, std::size_t line) {
   for (std::size_t other = 0; other < lines.count(); ++other) {
     for (const std::vector<double>* values : {&r.got, &r.want}) {
