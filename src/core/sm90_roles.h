@@ -285,9 +285,9 @@ FLASHCORE_ROLE void consume(Warp& warp) {
     if (skips) release_v(warp, typename P::KvState{v_state.count + 1});
     warp.pack_p();
     if (ends) {
-      const TileQueueState before{it.queue.count - 1};  // `queue` would need a register until here
-      warp.store_tile(before);
-      warp.template arrive<Sm90Barrier::tile_empty>(before);
+      const TileQueueState done = Warp::kRecountsTile ? TileQueueState{it.queue.count - 1} : queue;
+      warp.store_tile(done);
+      warp.template arrive<Sm90Barrier::tile_empty>(done);
     } else if (rescales) {
       warp.rescale_o();
     }

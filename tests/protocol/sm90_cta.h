@@ -276,6 +276,7 @@ struct ModelConsumer : ModelWarp<kShape> {
   static constexpr core::StepSchedule kSchedule =
       core::schedule_for(kShape.is_fp8(), kShape.head_dim, kShape.tile_q, kShape.tile_k);
   static constexpr bool kPingPong = kSchedule.ping_pong;
+  static constexpr bool kRecountsTile = kShape.caps_in_own_kernel();
   static constexpr bool kProbesVEarly = kSchedule.probe_v_early;
   static constexpr bool kQkAhead = kShape.issues_qk_ahead();
 

@@ -89,6 +89,8 @@ struct Config {
   static constexpr bool kTakesBias = kShape.takes_bias();
   static constexpr bool kAddsAlibi = kShape.adds_alibi();
   static constexpr bool kCapsExponents = kShape.caps_exponents() && !kShape.caps_in_own_kernel();
+  // One register fewer in the loop of core::consume, but other, mostly slower code.
+  static constexpr bool kRecountsTile = false;
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 
@@ -101,9 +103,10 @@ struct RangesConfig : C {
   static constexpr bool kCapsExponents = false;
 };
 
-/// The kernel for calls with a softcap. Without the path for ALiBi it would spill.
+/// The kernel for calls with a softcap. Without kRecountsTile or the path for ALiBi it would spill.
 template <typename C>
 struct SoftcapConfig : C {
+  static constexpr bool kRecountsTile = true;
   static constexpr bool kCapsExponents = true;
 };
 

@@ -54,6 +54,7 @@ struct ConsumerWarp : RoleWarp<C> {
   using Pipeline = typename C::Pipeline;
   using Iterator = core::KvTileIterator<Pipeline>;
   static constexpr bool kPingPong = C::kSchedule.ping_pong;
+  static constexpr bool kRecountsTile = C::kRecountsTile;
   const Thread<C> t;
   AccS<C> acc_s;
   AccO<C> acc_o;

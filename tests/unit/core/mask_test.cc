@@ -33,6 +33,26 @@ void for_each_mask(Body body) {
   }
 }
 
+// Whatever tiles start at the first key of a query, later queries see the same keys.
+TEST(Mask, DroppedKeysShiftTheVisibleOnes) {
+  for_each_mask([](const Mask& mask) {
+    for (std::int64_t first = 0; first < kMost; ++first) {
+      const std::int32_t dropped = visible_keys(mask, first).begin;
+      const Mask shifted = without_first_keys(mask, dropped);
+      ASSERT_EQ(shifted.kv_len, mask.kv_len - dropped);
+      for (std::int64_t i = first; i < kMost; ++i) {
+        const KeyRange before = visible_keys(mask, i), after = visible_keys(shifted, i);
+        if (before.empty()) {
+          ASSERT_TRUE(after.empty()) << first << ' ' << i;
+        } else {
+          ASSERT_EQ(after.begin + dropped, before.begin) << first << ' ' << i;
+          ASSERT_EQ(after.end + dropped, before.end) << first << ' ' << i;
+        }
+      }
+    }
+  });
+}
+
 TEST(Mask, VisibleKeysMatchTheDefinition) {
   for_each_mask([](const Mask& mask) {
     for (std::int64_t i = 0; i < kMost; ++i) {

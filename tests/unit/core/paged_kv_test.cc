@@ -33,6 +33,19 @@ TEST(PageTable, LocatesEveryKeyForEveryPageSize) {
   }
 }
 
+TEST(PageTable, FoundKeysAreCheckedLater) {
+  const std::int32_t table[] = {3, 7, -1};
+  const KvRowMap rows = kv_row_map({table, 3, 4, 2, 7}, 0, 0);
+  const std::int32_t wanted[] = {3, 0, 0};  // 7 and -1 are no pages
+  for (std::int32_t slot = 0; slot < 3; ++slot) {
+    const KvLocation found = rows.find(4 * slot + 1);
+    EXPECT_EQ(found.block, table[slot]);
+    EXPECT_EQ(rows.checked(found).block, wanted[slot]);
+    EXPECT_EQ(rows.checked(found).row, 1);
+    EXPECT_EQ(rows.at(4 * slot + 1).block, wanted[slot]);
+  }
+}
+
 TEST(PageTable, OnlyPowersOfTwoHaveAShift) {
   for (std::int32_t size = 1; size <= 256; ++size) {
     const bool power = (size & (size - 1)) == 0;

@@ -173,6 +173,17 @@ TEST(SeqInfo, ArbitraryIntegersStayWithinCapacity) {
   EXPECT_GT(errors, 0);
 }
 
+TEST(SeqInfo, DroppedKeysMoveTheFirstRow) {
+  SeqInfo s{};
+  s.q_len = 4, s.kv_len = 10, s.k_row = 100;
+  s.mask = {6, 2, 0, 10, {}};
+  drop_first_keys(s, 3);
+  EXPECT_EQ(s.k_row, 103);
+  EXPECT_EQ(s.kv_len, 7);
+  EXPECT_EQ(s.mask.kv_len, 7);
+  EXPECT_EQ(s.mask.diagonal, 3);
+}
+
 TEST(SeqInfo, QueryHeadsShareKvHeadsInGroups) {
   AttentionParams p{};
   p.q_heads = 6;

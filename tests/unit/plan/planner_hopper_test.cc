@@ -4,6 +4,7 @@
 #include <string>
 
 #include "plan/devices.h"
+#include "plan/kernel_traits.h"
 #include "plan/planner.h"
 #include "support/call.h"
 #include "unit/plan/plan_for.h"
@@ -53,6 +54,25 @@ TEST(Planner, HopperRunsPagedKvAndF32Output) {
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_STREQ(plan->kernel->family_name(), "sm90") << page_size;
   }
+}
+
+// 32 queries of four heads see 1,056 keys: 7 tiles of 160 from the window's first key, 9 of 128.
+TEST(Planner, HopperCountsTheKvTilesOfAWindowFromItsFirstKey) {
+  const DeviceInfo device = *named_device("h200");
+  Options options;
+  options.causal = true;
+  options.window_left = 1024;
+  Problem problem =
+      *dense_problem(DType::bf16, 4, 32, 8, 4096, 4096, 128, 128, options, device.device);
+  const auto plan = [&] { return make_plan(problem, device); };
+  EXPECT_STREQ(plan()->kernel->id, "fwd_sm90_bf16_d128_k160");
+  EXPECT_TRUE(tiles_from_window(*plan()->kernel, problem));
+  problem.page_size = 64;
+  problem.pages = 256;
+  EXPECT_FALSE(tiles_from_window(*plan()->kernel, problem));
+  problem.page_size = problem.pages = 0;
+  problem.options.reproducibility = Reproducibility::batch_invariant;
+  EXPECT_FALSE(tiles_from_window(*plan()->kernel, problem));
 }
 
 TEST(Planner, HopperTakesABooleanMaskWithSmallKvTiles) {
