@@ -45,6 +45,8 @@ def read_kernels(root=ROOT):
                             shape=(int(head_dim), *map(int, shape))))
     for op, isa, dtype in re.findall(r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+), (\w+)\)$", cpu, re.MULTILINE):
         found.append(Kernel(f"{op}_{isa}_{dtype}", op, "cpu", "cpu", dtype, isa=isa))
+    for op, isa, dtype in re.findall(r"^FLASHCORE_CPU_ROWS_KERNEL\((\w+), (\w+), (\w+)\)$", cpu, re.MULTILINE):
+        found.append(Kernel(f"{op}_{isa}_{dtype}_q16", op, "cpu", "cpu", dtype, tile_q=16, isa=isa))
     return found
 
 
