@@ -10,7 +10,7 @@ from gpu_check_context import Context
 from gpu_check_runner import Command, Outcome, Stage, waves
 from test_gpu_check import ROOT, WithRunner, load_script
 
-# Of sources 74d5a9eda558eab1 on an H200 with 16 cores; `sanitizers` is the slowest of its tools.
+# Measured on an H200 with 16 cores, sources 74d5a9eda558eab1. `sanitizers` has the time of its slowest tool.
 SECONDS = {
     "environment": 11.7, "build": 160.0, "host": 1.1, "bench_cpu": 11.9, "bench": 98.0, "bench_options": 20.6,
     "bench_gradients": 27.3, "tests": 125.6, "verify": 126.3, "verify_backward": 30.3, "check": 28.6,

@@ -33,7 +33,7 @@ void for_each_mask(Body body) {
   }
 }
 
-// Whatever tiles start at the first key of a query, later queries see the same keys.
+// Without the keys before its window a query, and every later one, sees the same keys.
 TEST(Mask, DroppedKeysShiftTheVisibleOnes) {
   for_each_mask([](const Mask& mask) {
     for (std::int64_t first = 0; first < kMost; ++first) {
